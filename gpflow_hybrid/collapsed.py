@@ -1,0 +1,126 @@
+"""The collapsed objective ``θ ↦ L_α(λ*(θ), θ)``, ``λ*(θ) = argmax_λ L_0(λ, θ)``, and its total gradient.
+
+With ``ρ(λ, θ)`` the residual of the E-step and w the solution of ``Jᵀw = ∂L_α/∂λ`` at ``λ*``,
+
+    L_α(λ*, θ) + wᵀρ(λ*, θ)
+
+at constant λ* and w has the value of the collapsed objective, because ``ρ(λ*, θ) = 0``, and its total
+derivative, by implicit differentiation. For the ELBO ``∂L_0/∂λ = 0`` and w vanishes (envelope theorem).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import tensorflow as tf
+from gpflow.base import RegressionData
+from gpflow.likelihoods import Likelihood
+
+from . import objectives
+from .inference import Evaluation, Prior, Problem, Residual, Solution, residual_of
+from .likelihoods.expectations import expectation_gradients, log_expected_ratio
+from .linalg import marginals, matvec
+from .sites import SiteValues
+
+
+ACCEPTABLE_RESIDUAL = 1e-4
+"""Residual above which an E-step from a warm start is tried again from zero sites."""
+
+
+class Collapse(NamedTuple):
+    """``λ*`` and the weights w of the residual, constants of the surrogate."""
+
+    solution: Solution
+    weights: Residual  # [N, L] each
+
+
+def collapse(
+    likelihood: Likelihood,
+    K: tf.Tensor,
+    mean: tf.Tensor,
+    X: tf.Tensor,
+    Y: tf.Tensor,
+    lambda_1: tf.Tensor,
+    lambda_2: tf.Tensor,
+    tolerance: tf.Tensor,
+    max_evaluations: tf.Tensor,
+    alpha: float,
+) -> Collapse:
+    """Infer ``λ*`` from the given sites and solve for the weights of the total gradient of ``L_α``."""
+    problem = Problem(Prior(K, mean), likelihood, (X, Y))
+    solution, at = problem.newton(SiteValues(lambda_1, lambda_2), tolerance, max_evaluations)
+    zeros = SiteValues(tf.zeros_like(lambda_1), tf.zeros_like(lambda_2))
+
+    def retry() -> tuple[Solution, Evaluation]:
+        """A warm start can be a bad one after a long step in θ: the better of it and a cold one."""
+        other = problem.newton(zeros, tolerance, max_evaluations)
+        better = ~(solution.elbo >= other[0].elbo)
+        return tf.nest.map_structure(lambda x, y: tf.where(better, x, y), other, (solution, at))
+
+    solution, at = tf.cond(
+        solution.residual <= ACCEPTABLE_RESIDUAL, lambda: (solution, at), retry
+    )
+    if alpha == 0.0:
+        zeros = tf.zeros_like(at.q.mean)
+        return Collapse(solution, Residual(zeros, zeros))
+    return Collapse(solution, _weights(problem, at, alpha))
+
+
+def _weights(problem: Problem, at: Evaluation, alpha: float) -> Residual:
+    """``w = J⁻ᵀ ∂L_α/∂λ`` in the coordinates ``a = δλ₁ − m δλ₂``, ``b = δλ₂``."""
+    X, Y = problem.data
+    m, v = at.q.mean, at.q.variance
+    lambda_1, lambda_2 = at.sites
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch((m, v, lambda_1, lambda_2))
+        ratio = tf.reduce_sum(
+            log_expected_ratio(problem.likelihood, X, m, v, Y, lambda_1, lambda_2, alpha)
+        )
+    gradients = tape.gradient(
+        ratio, (m, v, lambda_1, lambda_2), unconnected_gradients=tf.UnconnectedGradients.ZERO
+    )
+    d_m, d_v, d_1, d_2 = (tf.transpose(g) for g in gradients)
+    # ∂m/∂λ₁ = Σ, ∂m/∂λ₂ = −Σ diag(m), ∂v/∂λ₂ = −Σ∘Σ; ∂log Z/∂λ = (m, −½(m² + v))
+    m, v = tf.transpose(m), tf.transpose(v)
+    d_1 = d_1 + m + matvec(at.Sigma, d_m)
+    d_2 = (
+        d_2
+        - 0.5 * (tf.square(m) + v)
+        - m * matvec(at.Sigma, d_m)
+        - matvec(tf.square(at.Sigma), d_v)
+    )
+    wa, wb = problem.newton_system(at).transpose_solve(d_1, d_2 + m * d_1, tolerance=1e-10)
+    return Residual(tf.transpose(wa), tf.transpose(wb))
+
+
+def surrogate(
+    prior: Prior,
+    collapsed: Collapse,
+    likelihood: Likelihood,
+    data: RegressionData,
+    alpha: float,
+) -> tf.Tensor:
+    """``L_α(λ*, θ)`` with the gradient of the collapsed objective, by plain automatic differentiation."""
+    sites = SiteValues(*(tf.stop_gradient(x) for x in collapsed.solution.sites))
+    q = marginals(prior.K, prior.mean, *sites)
+    if alpha == 0.0:
+        return objectives.elbo(q, sites, likelihood, data)
+    value = objectives.power_ep(q, sites, likelihood, data, alpha)
+    E = expectation_gradients(likelihood, data[0], q.mean, q.variance, data[1])
+    correction = tf.add_n(
+        [
+            tf.reduce_sum(tf.stop_gradient(w) * r)
+            for w, r in zip(collapsed.weights, residual_of(q, sites, E))
+        ]
+    )
+    # ρ is zero only to the tolerance of the E-step; the value stays that of L_α.
+    total = value + correction - tf.stop_gradient(correction)
+
+    def bound() -> tf.Tensor:
+        tf.print(
+            "gpflow_hybrid: a cavity does not exist at these hyperparameters; the training loss "
+            "falls back to the ELBO, a lower bound of the objective."
+        )
+        return objectives.elbo(q, sites, likelihood, data)
+
+    return tf.cond(tf.math.is_finite(total), lambda: total, bound)

@@ -1,0 +1,57 @@
+"""Compiled functions that live as long as an object, without being stored on it.
+
+A ``tf.function`` kept on a module breaks ``deepcopy`` and goes stale when a part of the module is
+replaced. Here it is kept beside the module, under a fingerprint of everything a trace depends on.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import tensorflow as tf
+
+_CACHE: weakref.WeakKeyDictionary[tf.Module, dict[Hashable, Any]] = weakref.WeakKeyDictionary()
+_MAX_ENTRIES = 16
+_VALUES = (bool, int, float, str, bytes, type(None))
+
+
+def fingerprint(module: tf.Module) -> Hashable:
+    """Changes when an attribute of the module, or of a module inside it, is replaced.
+
+    Variables count by identity: a trace reads their current values.
+    """
+    return tuple(
+        (id(part), name, value if isinstance(value, _VALUES) else id(value))
+        for part in (module, *module.submodules)
+        for name, value in sorted(vars(part).items())
+        if not name.startswith(("_self_", "_name", "_tf"))
+    )
+
+
+def call_compiled(
+    owner: tf.Module, key: Hashable, function: Callable[..., Any], *args: tf.Tensor
+) -> Any:
+    """``function(owner, *args)`` as a compiled graph, unseen by any gradient tape.
+
+    The graph is reused while ``key`` and the owner's fingerprint stay the same; the cache holds no
+    strong reference to the owner.
+    """
+    entries = _CACHE.setdefault(owner, {})
+    full_key = (key, fingerprint(owner))
+    if full_key not in entries:
+        while len(entries) >= _MAX_ENTRIES:
+            entries.pop(next(iter(entries)))
+        reference = weakref.ref(owner)
+
+        def call(*args: Any) -> Any:
+            return function(reference(), *args)
+
+        entries[full_key] = tf.function(call, reduce_retracing=True, autograph=False)
+    # Traced here, because init_scope silences the tapes inside the trace too; run below, where a
+    # tape of the caller does not see it.
+    specs = [tf.TensorSpec(a.shape, a.dtype) for a in args]
+    concrete = entries[full_key].get_concrete_function(*specs)
+    with tf.init_scope():
+        return concrete(*args)

@@ -1,0 +1,19 @@
+"""The errors a user can meet, each with a remedy in its message."""
+
+from __future__ import annotations
+
+
+class GPflowHybridError(Exception):
+    """Base class of every error that this package raises on purpose."""
+
+
+class InvalidDataError(GPflowHybridError, ValueError):
+    """The data or an argument cannot be used; the message names it, what was found, and the remedy."""
+
+
+class InvalidPosteriorError(GPflowHybridError, ValueError):
+    """No Gaussian q(f), or no cavity, exists for these sites: ``K⁻¹ + Λ`` or ``1/v − αλ₂`` is not positive."""
+
+
+class NonFiniteError(GPflowHybridError, ArithmeticError):
+    """A NaN or infinity appeared; the message names the datum where it did."""

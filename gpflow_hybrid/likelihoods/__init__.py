@@ -1,0 +1,1 @@
+from .probit import ProbitBernoulli

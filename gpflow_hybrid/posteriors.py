@@ -1,0 +1,136 @@
+"""Predictions from sites, cached or not."""
+
+from __future__ import annotations
+
+from typing import Union
+
+import tensorflow as tf
+from check_shapes import inherit_check_shapes
+from gpflow.base import MeanAndVariance, TensorType
+from gpflow.kernels import Kernel
+from gpflow.mean_functions import MeanFunction
+from gpflow.posteriors import AbstractPosterior, PrecomputeCacheType, PrecomputedValue
+from gpflow.utilities import assert_params_false
+
+from .covariances import covariance, prior_mean, variance
+from .linalg import factorise, matvec, offset_sites, posterior_from_factors
+from .sites import Sites
+
+
+def cache_type(value: Union[PrecomputeCacheType, str, None]) -> PrecomputeCacheType:
+    """GPflow's enum from itself, from its string values, or from None (no cache)."""
+    if value is None:
+        return PrecomputeCacheType.NOCACHE
+    if isinstance(value, str):
+        value = value.lower()
+    try:
+        return PrecomputeCacheType(value)
+    except ValueError:
+        raise ValueError(
+            f"precompute_cache must be 'tensor', 'variable', 'nocache' or None; found {value!r}."
+        ) from None
+
+
+class SitePosterior(AbstractPosterior):
+    """q(f(·)) of a model with sites.
+
+    With ``β = (I + ΛK)⁻¹ r``, ``T = chol(B)⁻¹ S k(X, x)`` and the negative sites' correction R,
+
+        mean = m(x) + k(x, X) β,     cov = k(x, x') − TᵀT' + RᵀR'
+
+    The cache is of the sites and hyperparameters at the time of :meth:`update_cache`; predictions
+    without it (:meth:`fused_predict_f`, and the model's own ``predict_f``) are always current.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        X_data: tf.Tensor,
+        sites: Sites,
+        mean_function: MeanFunction,
+        num_latent_gps: int,
+        *,
+        precompute_cache: Union[PrecomputeCacheType, str, None],
+    ) -> None:
+        super().__init__(kernel, X_data, mean_function=mean_function)
+        self.sites = sites
+        self.num_latent_gps = num_latent_gps
+        self.update_cache(cache_type(precompute_cache))
+
+    def update_cache(self, precompute_cache: Union[PrecomputeCacheType, str, None] = None) -> None:
+        """Set the cache to the present sites and hyperparameters; see GPflow's method."""
+        if isinstance(precompute_cache, str):
+            precompute_cache = cache_type(precompute_cache)
+        super().update_cache(precompute_cache)
+
+    def _precompute(self) -> tuple[PrecomputedValue, ...]:
+        lambda_1, lambda_2 = self.sites.values
+        K = covariance(self.kernel, self.X_data)
+        mean = prior_mean(self.mean_function, self.X_data, self.num_latent_gps)
+        r, lam = offset_sites(mean, lambda_1, lambda_2)
+        factors = factorise(K, lam)
+        shift = posterior_from_factors(K, factors, r).shift
+        beta = r - lam * shift  # (I + ΛK)⁻¹ r = r − ΛΣr
+        tf.debugging.assert_all_finite(
+            beta,
+            "The sites and the kernel admit no valid q(f): K⁻¹ + Λ is not positive definite. "
+            "Run model.infer(), or take smaller natural-gradient steps.",
+        )
+        # R = negative · Σ₊-column = negative · (k(X, x) − Kᵀ S B⁻¹ S k(X, x)) = P k − G T
+        G = tf.matmul(factors.negative, factors.V, transpose_b=True)
+        dynamic = self.X_data.shape[0] is None
+        return (
+            PrecomputedValue(beta, (False, dynamic)),
+            PrecomputedValue(factors.scale, (False, dynamic)),
+            PrecomputedValue(factors.chol, (False, dynamic, dynamic)),
+            PrecomputedValue(factors.negative, (False, True, dynamic)),
+            PrecomputedValue(G, (False, True, dynamic)),
+        )
+
+    @inherit_check_shapes
+    def _conditional_with_precompute(
+        self,
+        cache: tuple[tf.Tensor, ...],
+        Xnew: TensorType,
+        full_cov: bool = False,
+        full_output_cov: bool = False,
+    ) -> MeanAndVariance:
+        assert_params_false(self._conditional_with_precompute, full_output_cov=full_output_cov)
+        beta, scale, chol, P, G = (tf.convert_to_tensor(c) for c in cache)
+        L = self.num_latent_gps
+        Xnew = tf.convert_to_tensor(Xnew)
+        batch, num_new = tf.shape(Xnew)[:-2], tf.shape(Xnew)[-2]
+
+        # All batches of new points at once: k(X, Xnew) as [L, N, B·M].
+        flat = tf.reshape(Xnew, tf.stack([-1, tf.shape(Xnew)[-1]]))
+        Kxn = covariance(self.kernel, self.X_data, flat)
+        Kxn = tf.broadcast_to(Kxn, tf.concat([[L], tf.shape(Kxn)[1:]], 0))
+        mean = tf.transpose(matvec(Kxn, beta, transpose_a=True))  # [B·M, L]
+        mean = tf.reshape(mean, tf.concat([batch, [num_new, L]], 0))
+        T = tf.linalg.triangular_solve(chol, scale[..., None] * Kxn)  # [L, N, B·M]
+        R = tf.matmul(P, Kxn) - tf.matmul(G, T)  # [L, k, B·M]
+
+        if not full_cov:
+            explained = tf.reduce_sum(tf.square(T), -2) - tf.reduce_sum(tf.square(R), -2)
+            explained = tf.reshape(tf.transpose(explained), tf.shape(mean))
+            return mean, variance(self.kernel, Xnew) - explained
+
+        def gram(A: tf.Tensor) -> tf.Tensor:  # [L, n, B·M] -> [batch..., L, M, M]
+            A = tf.reshape(A, tf.stack([L, tf.shape(A)[1], -1, num_new]))
+            A = tf.transpose(A, [2, 0, 1, 3])
+            A = tf.matmul(A, A, transpose_a=True)
+            return tf.reshape(A, tf.concat([batch, tf.shape(A)[1:]], 0))
+
+        return mean, covariance(self.kernel, Xnew) - gram(T) + gram(R)
+
+    @inherit_check_shapes
+    def _conditional_fused(
+        self, Xnew: TensorType, full_cov: bool = False, full_output_cov: bool = False
+    ) -> MeanAndVariance:
+        cache = tuple(c.value for c in self._precompute())
+        return self._conditional_with_precompute(cache, Xnew, full_cov, full_output_cov)
+
+    def _add_mean_function(self, Xnew: TensorType, mean: TensorType) -> tf.Tensor:
+        return mean + self.mean_function(Xnew)
+
+

@@ -1,0 +1,97 @@
+"""What an E-step tells the user."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+from gpflow.base import RegressionData
+from gpflow.likelihoods import Likelihood
+
+from .inference import CONVERGED, EXHAUSTED, Solution, curvature
+from .likelihoods.expectations import expectation_gradients
+from .linalg import Marginals
+
+QUADRATURE_MISMATCH = 1e-3
+"""Relative violation of ``∂²E/∂m² = 2 ∂E/∂v`` above which a likelihood's quadrature is to blame."""
+
+
+@dataclasses.dataclass(frozen=True)
+class InferenceResult:
+    """How an E-step went."""
+
+    converged: bool
+    """Whether the residual came below the tolerance."""
+    num_steps: int
+    """Steps taken on λ."""
+    num_evaluations: int
+    """Evaluations of the posterior (m, v, log Z), those of rejected steps included."""
+    elbo: float
+    """The ELBO at the sites the model was left with."""
+    residual: float
+    """Residual of the fixed point λ = g(λ), relative, in units of the posterior."""
+    min_cavity_precision: float
+    """The smallest ``1/v − λ₂``; the EP-like value needs it positive."""
+    num_negative_sites: int
+    """How many λ₂ are negative."""
+    message: str
+    """What happened and, where it did not converge, what to do."""
+
+
+def report(
+    solution: Solution,
+    q: Marginals,
+    likelihood: Likelihood,
+    data: RegressionData,
+    fixed_lr: bool,
+) -> InferenceResult:
+    """The result object of a finished loop; ``q`` is the posterior at its sites."""
+    lambda_2 = solution.sites.lambda_2
+    return InferenceResult(
+        converged=int(solution.status) == CONVERGED,
+        num_steps=int(solution.num_steps),
+        num_evaluations=int(solution.num_evaluations),
+        elbo=float(solution.elbo),
+        residual=float(solution.residual),
+        min_cavity_precision=float(tf.reduce_min(1.0 / q.variance - lambda_2)),
+        num_negative_sites=int(tf.math.count_nonzero(lambda_2 < 0.0)),
+        message=_outcome(solution, fixed_lr) + _quadrature_remark(q, likelihood, data),
+    )
+
+
+def _outcome(solution: Solution, fixed_lr: bool) -> str:
+    status, residual = int(solution.status), float(solution.residual)
+    if status == CONVERGED:
+        return f"Converged: residual {residual:.1e} after {int(solution.num_steps)} steps."
+    if status == EXHAUSTED:
+        remedy = " or leave lr out: the automatic mode needs no step size." if fixed_lr else "."
+        return (
+            f"Not converged: residual {residual:.1e} after {int(solution.num_evaluations)} "
+            f"evaluations of the posterior. Raise max_steps{remedy}"
+        )
+    if fixed_lr:
+        return (
+            f"Not converged: a step with this lr left no valid q(f) (residual {residual:.1e} before "
+            "it). Take a smaller lr, or leave lr out: the automatic mode needs no step size."
+        )
+    return (
+        f"Not converged: at residual {residual:.1e} no step raises the ELBO any further. Either this "
+        "is the limit of the arithmetic, and the sites can be used, or the expectations of the "
+        "likelihood are not smooth: give its quadrature more points."
+    )
+
+
+def _quadrature_remark(q: Marginals, likelihood: Likelihood, data: RegressionData) -> str:
+    # Exact expectations obey the heat equation ∂²E/∂m² = 2 ∂E/∂v.
+    X, Y = data
+    d_variance = expectation_gradients(likelihood, X, q.mean, q.variance, Y).variance
+    d_mean_2 = tf.linalg.diag_part(curvature(likelihood, data, q).mm)
+    mismatch = float(tf.reduce_max(tf.abs(d_mean_2 - 2.0 * d_variance) * q.variance))
+    if mismatch <= QUADRATURE_MISMATCH:
+        return ""
+    return (
+        f" The quadrature of {type(likelihood).__name__} is too coarse for these posteriors (error "
+        f"{mismatch:.1e} in the precision of a site): give it more points, for example "
+        "quadrature=gpflow.quadrature.NDiagGHQuadrature(1, 100), or use an exact likelihood such "
+        "as gpflow_hybrid.likelihoods.ProbitBernoulli."
+    )

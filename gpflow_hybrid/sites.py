@@ -1,0 +1,82 @@
+"""Where λ lives: one Gaussian site per datum and latent, ``t(f) = exp(λ₁f − ½λ₂f²)``."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Optional
+
+import tensorflow as tf
+from gpflow.base import Module, Parameter
+from gpflow.config import default_float
+
+
+class SiteValues(NamedTuple):
+    """The numbers of the sites, ``[N, L]`` each, ``λ₂`` signed."""
+
+    lambda_1: tf.Tensor
+    lambda_2: tf.Tensor
+
+
+class Sites(Module):
+    """Natural parameters of the sites, non-trainable parameters that start at zero (q = prior).
+
+    ``λ₂`` is a precision, but a signed one: it is negative where a likelihood is not log-concave.
+    """
+
+    # Kept out of summaries and parameter dictionaries; checkpoints still carry it.
+    _TF_MODULE_IGNORED_PROPERTIES = frozenset(
+        ("_bound_to", *Module._TF_MODULE_IGNORED_PROPERTIES)
+    )
+
+    def __init__(self, num_data: tf.Tensor, static_num_data: Optional[int], num_latent_gps: int):
+        super().__init__()
+        shape = (static_num_data, num_latent_gps)
+        zeros = tf.zeros((num_data, num_latent_gps), dtype=default_float())
+        self.lambda_1 = Parameter(zeros, trainable=False, shape=shape, name="lambda_1")
+        self.lambda_2 = Parameter(zeros, trainable=False, shape=shape, name="lambda_2")
+        # λ's norms and the hyperparameters that a training loss inferred λ for; empty when λ is the
+        # user's own.
+        self._bound_to = tf.Variable(
+            tf.zeros([0], tf.float64), shape=[None], trainable=False, name="bound_to"
+        )
+
+    @property
+    def values(self) -> SiteValues:
+        """Both parameters as tensors."""
+        return SiteValues(
+            tf.convert_to_tensor(self.lambda_1), tf.convert_to_tensor(self.lambda_2)
+        )
+
+    def assign(self, values: SiteValues) -> None:
+        """Set both parameters."""
+        self.lambda_1.assign(values.lambda_1)
+        self.lambda_2.assign(values.lambda_2)
+
+    def reset(self, num_data: tf.Tensor) -> None:
+        """Back to zero, for ``num_data`` data: q = prior."""
+        zeros = tf.zeros((num_data, self.lambda_1.shape[1]), dtype=self.lambda_1.dtype)
+        self.assign(SiteValues(zeros, zeros))
+        self.release()
+
+    def bind(self, hyperparameters: tf.Tensor) -> None:
+        """Remember that the present λ was inferred for these hyperparameters."""
+        self._bound_to.assign(self._binding(hyperparameters))
+
+    def release(self) -> None:
+        """λ is the user's own: it belongs to whatever the hyperparameters are."""
+        self._bound_to.assign(tf.zeros([0], tf.float64))
+
+    def bound_elsewhere(self, hyperparameters: tf.Tensor) -> tf.Tensor:
+        """Whether λ was inferred for other hyperparameters, and has not been touched since."""
+        before, now = tf.convert_to_tensor(self._bound_to), self._binding(hyperparameters)
+
+        def compare() -> tf.Tensor:
+            untouched = tf.reduce_all(tf.equal(before[:2], now[:2]))
+            return untouched & tf.reduce_any(tf.not_equal(before, now))
+
+        return tf.cond(
+            tf.equal(tf.size(before), tf.size(now)), compare, lambda: tf.constant(False)
+        )
+
+    def _binding(self, hyperparameters: tf.Tensor) -> tf.Tensor:
+        norms = tf.stack([tf.norm(x) for x in self.values])
+        return tf.concat([tf.cast(norms, tf.float64), hyperparameters], axis=0)
