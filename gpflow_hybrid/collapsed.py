@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 from gpflow.base import RegressionData
 from gpflow.likelihoods import Likelihood
@@ -48,22 +49,29 @@ def collapse(
 ) -> Collapse:
     """Infer ``λ*`` from the given sites and solve for the weights of the total gradient of ``L_α``."""
     problem = Problem(Prior(K, mean), likelihood, (X, Y))
-    solution, at = problem.newton(SiteValues(lambda_1, lambda_2), tolerance, max_evaluations)
-    zeros = SiteValues(tf.zeros_like(lambda_1), tf.zeros_like(lambda_2))
+    # A warm start can be a bad one after a long step in θ: a cold one is then tried as well, and
+    # the better kept.
+    warm = SiteValues(lambda_1, lambda_2)
+    cold = SiteValues(tf.zeros_like(lambda_1), tf.zeros_like(lambda_2))
 
-    def retry() -> tuple[Solution, Evaluation]:
-        """A warm start can be a bad one after a long step in θ: the better of it and a cold one."""
-        other = problem.newton(zeros, tolerance, max_evaluations)
-        better = ~(solution.elbo >= other[0].elbo)
-        return tf.nest.map_structure(lambda x, y: tf.where(better, x, y), other, (solution, at))
+    def attempt(count: tf.Tensor, best: Solution) -> tuple[tf.Tensor, Solution]:
+        first = tf.equal(count, 0)
+        start = tf.nest.map_structure(lambda x, y: tf.where(first, x, y), warm, cold)
+        new = problem.newton(start, tolerance, max_evaluations)
+        better = first | ~(best.elbo >= new.elbo)
+        return count + 1, tf.nest.map_structure(lambda x, y: tf.where(better, x, y), new, best)
 
-    solution, at = tf.cond(
-        solution.residual <= ACCEPTABLE_RESIDUAL, lambda: (solution, at), retry
+    infinite = tf.constant(np.inf, K.dtype)
+    zero = tf.constant(0)
+    nothing = Solution(cold, zero, zero, zero, -infinite, -infinite, infinite)
+    _, solution = tf.while_loop(
+        lambda count, best: (count < 2) & ~(best.residual <= ACCEPTABLE_RESIDUAL),
+        attempt,
+        (zero, nothing),
     )
     if alpha == 0.0:
-        zeros = tf.zeros_like(at.q.mean)
-        return Collapse(solution, Residual(zeros, zeros))
-    return Collapse(solution, _weights(problem, at, alpha))
+        return Collapse(solution, Residual(*cold))
+    return Collapse(solution, _weights(problem, problem.evaluate(solution.sites), alpha))
 
 
 def _weights(problem: Problem, at: Evaluation, alpha: float) -> Residual:

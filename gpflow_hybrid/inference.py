@@ -119,10 +119,11 @@ class Curvature(NamedTuple):
     vv: tf.Tensor
 
 
-def curvature(likelihood: Likelihood, data: RegressionData, q: Marginals) -> Curvature:
+def curvature(
+    likelihood: Likelihood, data: RegressionData, m: tf.Tensor, v: tf.Tensor
+) -> Curvature:
     """The Hessian of every datum's ``E_q[log p]`` in its marginal means and variances."""
     X, Y = data
-    m, v = q.mean, q.variance
     with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
         tape.watch((m, v))
         E = expectation_gradients(likelihood, X, m, v, Y)
@@ -269,7 +270,6 @@ class Solution(NamedTuple):
     elbo: tf.Tensor
     start_elbo: tf.Tensor
     residual: tf.Tensor
-    previous_residual: tf.Tensor
 
 
 class Problem:
@@ -279,13 +279,19 @@ class Problem:
         self.prior = Prior(*(tf.stop_gradient(t) for t in prior))
         self.likelihood = likelihood
         self.data = (tf.convert_to_tensor(data[0]), tf.convert_to_tensor(data[1]))
+        # Each is used in several places of the graph and traced once.
+        self.evaluate = tf.function(self._evaluate, autograph=False)
+        self._curvature = tf.function(
+            lambda mean, variance: curvature(likelihood, self.data, mean, variance),
+            autograph=False,
+        )
 
-    def evaluate(self, sites: SiteValues, with_covariance: bool = True) -> Evaluation:
+    def _evaluate(self, sites: SiteValues, with_covariance: bool = True) -> Evaluation:
         """Posterior, expectations and ELBO at λ; a NaN ELBO where no valid q exists."""
         K, mean = self.prior
         r, lam = offset_sites(mean, *sites)
         factors = factorise(K, lam)
-        q = add_prior_mean(posterior_from_factors(K, factors, r), mean, *sites)
+        q = add_prior_mean(posterior_from_factors(K, factors, r, lam), mean, *sites)
         Sigma = covariance_from_factors(K, factors) if with_covariance else tf.zeros_like(K[:, :0])
         # A variance that rounding has made non-positive is as good as an invalid q.
         ok = tf.reduce_all(q.variance > 0.0) & tf.math.is_finite(q.log_normaliser)
@@ -305,7 +311,7 @@ class Problem:
 
     def newton_system(self, at: Evaluation) -> NewtonSystem:
         return NewtonSystem(
-            at.Sigma, curvature(self.likelihood, self.data, at.q), -2.0 * at.E.variance
+            at.Sigma, self._curvature(at.q.mean, at.q.variance), -2.0 * at.E.variance
         )
 
     def measure(self, at: Evaluation) -> tf.Tensor:
@@ -318,26 +324,25 @@ class Problem:
         """Plain damping with a fixed step; the best λ of all those visited is kept."""
         at = self.evaluate(start, with_covariance=False)
         residual = self.measure(at)
-        initial = (at, at.sites, at.elbo, residual, residual, residual, tf.constant(0))
 
-        def unfinished(at: Any, best: Any, best_elbo: Any, best_res: Any, res: Any, _: Any, n: Any):
-            return (n < max_steps) & (res > tolerance) & tf.math.is_finite(at.elbo)
+        def unfinished(at: Any, res: Any, best: Any, count: Any) -> tf.Tensor:
+            return (count < max_steps) & (res > tolerance) & tf.math.is_finite(at.elbo)
 
-        def body(at: Any, best: Any, best_elbo: Any, best_res: Any, res: Any, _: Any, n: Any):
+        def body(at: Any, res: Any, best: Any, count: Any) -> tuple[Any, ...]:
             new = self.evaluate(
                 natural_gradient_step(at.q, at.sites, at.E, lr), with_covariance=False
             )
             new_res = self.measure(new)
-            better = new.elbo >= best_elbo
-            best, best_elbo, best_res = tf.nest.map_structure(
-                lambda x, y: tf.where(better, x, y),
-                (new.sites, new.elbo, new_res),
-                (best, best_elbo, best_res),
+            better = new.elbo >= best[1]
+            best = tf.nest.map_structure(
+                lambda x, y: tf.where(better, x, y), (new.sites, new.elbo, new_res), best
             )
-            return new, best, best_elbo, best_res, new_res, res, n + 1
+            return new, new_res, best, count + 1
 
-        last, best, best_elbo, best_res, res, previous, n = tf.while_loop(
-            unfinished, body, initial
+        last, _, (best, best_elbo, best_res), count = tf.while_loop(
+            unfinished,
+            body,
+            (at, residual, (at.sites, at.elbo, residual), tf.constant(0)),
         )
         status = tf.case(
             [
@@ -347,12 +352,12 @@ class Problem:
             ],
             default=lambda: EXHAUSTED,
         )
-        return Solution(best, status, n, n + 1, best_elbo, at.elbo, best_res, previous)
+        return Solution(best, status, count, count + 1, best_elbo, at.elbo, best_res)
 
     def newton(
         self, start: SiteValues, tolerance: tf.Tensor, max_evaluations: tf.Tensor
-    ) -> tuple[Solution, Evaluation]:
-        """Damped Newton, monotone in the ELBO; also what is known at the end."""
+    ) -> Solution:
+        """Damped Newton, monotone in the ELBO."""
         at = self.evaluate(start)
         dtype = at.elbo.dtype
         residual = self.measure(at)
@@ -386,7 +391,9 @@ class Problem:
         def natural_step(at: Evaluation, mu: tf.Tensor) -> Any:
             return mu, natural_gradient_step(at.q, at.sites, at.E, 1.0 / (1.0 + mu))
 
-        def unfinished(at, res, previous, mu, steps, evaluations, failures):  # type: ignore
+        def unfinished(
+            at: Any, res: Any, mu: Any, steps: Any, evaluations: Any, failures: Any
+        ) -> tf.Tensor:
             return (
                 (evaluations < max_evaluations)
                 & (res > tolerance)
@@ -394,7 +401,9 @@ class Problem:
                 & tf.math.is_finite(at.elbo)
             )
 
-        def body(at, res, previous, mu, steps, evaluations, failures):  # type: ignore
+        def body(
+            at: Any, res: Any, mu: Any, steps: Any, evaluations: Any, failures: Any
+        ) -> tuple[Any, ...]:
             # q = prior: the sites are all zero, and the natural gradient is the better start.
             cold = tf.reduce_all(tf.equal(at.sites.lambda_2, 0.0))
             mu, proposal = tf.cond(
@@ -413,17 +422,16 @@ class Problem:
             return (
                 at,
                 tf.where(accept, new_res, res),
-                tf.where(accept, res, previous),
                 mu,
                 steps + tf.cast(accept, tf.int32),
                 evaluations + 1,
                 tf.where(accept, 0, failures + 1),
             )
 
-        at_end, res, previous, mu, steps, evaluations, _ = tf.while_loop(
+        at_end, res, mu, steps, evaluations, _ = tf.while_loop(
             unfinished,
             body,
-            (at, residual, residual, zero, tf.constant(0), tf.constant(1), tf.constant(0)),
+            (at, residual, zero, tf.constant(0), tf.constant(1), tf.constant(0)),
         )
         status = tf.case(
             [
@@ -433,10 +441,7 @@ class Problem:
             ],
             default=lambda: EXHAUSTED,
         )
-        solution = Solution(
-            at_end.sites, status, steps, evaluations, at_end.elbo, at.elbo, res, previous
-        )
-        return solution, at_end
+        return Solution(at_end.sites, status, steps, evaluations, at_end.elbo, at.elbo, res)
 
 
 def _raised(mu: tf.Tensor) -> tf.Tensor:
@@ -456,7 +461,7 @@ def infer_newton(
 ) -> Solution:
     """:meth:`Problem.newton` from plain tensors."""
     problem = Problem(Prior(K, mean), likelihood, (X, Y))
-    return problem.newton(SiteValues(lambda_1, lambda_2), tolerance, max_evaluations)[0]
+    return problem.newton(SiteValues(lambda_1, lambda_2), tolerance, max_evaluations)
 
 
 def infer_damped(

@@ -76,10 +76,20 @@ def factorise(K: tf.Tensor, lambda_2: tf.Tensor) -> SiteFactors:
     return SiteFactors(scale, chol, V, negative, W, log_det)
 
 
-def posterior_from_factors(K: tf.Tensor, factors: SiteFactors, r: tf.Tensor) -> SitePosterior:
+def posterior_from_factors(
+    K: tf.Tensor, factors: SiteFactors, r: tf.Tensor, lambda_2: tf.Tensor
+) -> SitePosterior:
     """``d``, ``v`` and ``log Z`` without forming ``Σ``."""
     V, W = factors.V, factors.W
-    shift = matvec(K, r) - matvec(V, matvec(V, r), True) + matvec(W, matvec(W, r), True)
+
+    def apply(x: tf.Tensor) -> tf.Tensor:  # Σx
+        return matvec(K, x) - matvec(V, matvec(V, x), True) + matvec(W, matvec(W, x), True)
+
+    shift = apply(r)
+    # Kr is much larger than Σr where the prior is wide. One step of refinement on d = K(r − Λd):
+    # the error e leads to (I + KΛ)⁻¹e = e − ΣΛe.
+    error = matvec(K, r - lambda_2 * shift) - shift
+    shift = shift + error - apply(lambda_2 * error)
     variance = (
         tf.linalg.diag_part(K) - tf.reduce_sum(V * V, axis=-2) + tf.reduce_sum(W * W, axis=-2)
     )
@@ -111,7 +121,7 @@ def _site_posterior(
     K: tf.Tensor, r: tf.Tensor, lambda_2: tf.Tensor
 ) -> tuple[tuple[tf.Tensor, tf.Tensor, tf.Tensor], Callable[..., Any]]:
     factors = factorise(K, lambda_2)
-    shift, variance, log_normaliser = posterior_from_factors(K, factors, r)
+    shift, variance, log_normaliser = posterior_from_factors(K, factors, r, lambda_2)
 
     def grad(d_bar: tf.Tensor, v_bar: tf.Tensor, z_bar: tf.Tensor) -> tuple[tf.Tensor, ...]:
         K_, r_, lambda_2_, d_bar, v_bar, z_bar = _no_second_derivative(

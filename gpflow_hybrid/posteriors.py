@@ -69,7 +69,7 @@ class SitePosterior(AbstractPosterior):
         mean = prior_mean(self.mean_function, self.X_data, self.num_latent_gps)
         r, lam = offset_sites(mean, lambda_1, lambda_2)
         factors = factorise(K, lam)
-        shift = posterior_from_factors(K, factors, r).shift
+        shift = posterior_from_factors(K, factors, r, lam).shift
         beta = r - lam * shift  # (I + ΛK)⁻¹ r = r − ΛΣr
         tf.debugging.assert_all_finite(
             beta,

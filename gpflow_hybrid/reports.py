@@ -85,7 +85,7 @@ def _quadrature_remark(q: Marginals, likelihood: Likelihood, data: RegressionDat
     # Exact expectations obey the heat equation ∂²E/∂m² = 2 ∂E/∂v.
     X, Y = data
     d_variance = expectation_gradients(likelihood, X, q.mean, q.variance, Y).variance
-    d_mean_2 = tf.linalg.diag_part(curvature(likelihood, data, q).mm)
+    d_mean_2 = tf.linalg.diag_part(curvature(likelihood, data, q.mean, q.variance).mm)
     mismatch = float(tf.reduce_max(tf.abs(d_mean_2 - 2.0 * d_variance) * q.variance))
     if mismatch <= QUADRATURE_MISMATCH:
         return ""

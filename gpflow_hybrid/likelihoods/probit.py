@@ -1,9 +1,9 @@
 """The probit likelihood, with its Gaussian integrals to near machine precision.
 
-Gauss–Hermite quadrature misses the bend of ``log Φ`` at 0 once the marginal variance is large (off
-by 1–3 nats per datum at ``v = 2·10⁴``), so that a bound and its gradient disagree. Here the line is
-cut at the bend, each side is integrated over the window its integrand lives in, and derivatives are
-integrals of derivatives: with ``gₖ = (log Φ)⁽ᵏ⁾`` and ``f ~ N(m, v)``,
+Gauss–Hermite quadrature misses the bend of ``log Φ`` at 0 once the marginal variance is large (20
+points are 3.4 nats off at ``m = 3, v = 2·10⁴``), so that a bound and its gradient disagree. The
+line is cut at the bend, each side is integrated over the window its integrand lives in, and
+derivatives are integrals of derivatives: with ``gₖ = (log Φ)⁽ᵏ⁾`` and ``f ~ N(m, v)``,
 
     ∂E[gₖ]/∂m = E[gₖ₊₁],     ∂E[gₖ]/∂v = ½ E[gₖ₊₂].
 """

@@ -362,7 +362,7 @@ def test_predictions_are_the_closed_form() -> None:
     np.testing.assert_allclose(variance, p * ndtr(-m / np.sqrt(1 + v)), rtol=1e-12)
     np.testing.assert_allclose(
         ProbitBernoulli().predict_log_density(X, m, v, Y),
-        np.sum(np.log(ndtr((2 * Y - 1) * m / np.sqrt(1 + v))), -1),
+        np.sum(log_ndtr((2 * Y - 1) * m / np.sqrt(1 + v)), -1),
         rtol=1e-12,
     )
 
