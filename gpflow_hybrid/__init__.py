@@ -1,6 +1,7 @@
 """Conjugate-computation variational inference with EP-like learning objectives, for GPflow."""
 
 from . import datasets, errors, likelihoods
+from .comparison import ObjectiveComparison, ObjectiveFit, compare_objectives
 from .errors import GPflowHybridError, InvalidDataError, InvalidPosteriorError, NonFiniteError
 from .models import CVIModel, SiteModel
 from .posteriors import SitePosterior
@@ -16,9 +17,12 @@ __all__ = [
     "InvalidDataError",
     "InvalidPosteriorError",
     "NonFiniteError",
+    "ObjectiveComparison",
+    "ObjectiveFit",
     "SiteModel",
     "SitePosterior",
     "Sites",
+    "compare_objectives",
     "datasets",
     "errors",
     "likelihoods",

@@ -19,7 +19,11 @@ from gpflow.likelihoods import Likelihood
 
 from . import objectives
 from .inference import Evaluation, Prior, Problem, Residual, Solution, residual_of
-from .likelihoods.expectations import expectation_gradients, log_expected_ratio
+from .likelihoods.expectations import (
+    expectation_gradients,
+    expected_log_site,
+    log_expected_ratio,
+)
 from .linalg import marginals, matvec
 from .sites import SiteValues
 
@@ -58,14 +62,14 @@ def collapse(
         first = tf.equal(count, 0)
         start = tf.nest.map_structure(lambda x, y: tf.where(first, x, y), warm, cold)
         new = problem.newton(start, tolerance, max_evaluations)
-        better = first | ~(best.elbo >= new.elbo)
+        better = first | (new.elbo > best.elbo) | ~tf.math.is_finite(best.elbo)
         return count + 1, tf.nest.map_structure(lambda x, y: tf.where(better, x, y), new, best)
 
     infinite = tf.constant(np.inf, K.dtype)
     zero = tf.constant(0)
     nothing = Solution(cold, zero, zero, zero, -infinite, -infinite, infinite)
     _, solution = tf.while_loop(
-        lambda count, best: (count < 2) & ~(best.residual <= ACCEPTABLE_RESIDUAL),
+        lambda count, best: (count < 2) & (best.residual > ACCEPTABLE_RESIDUAL),
         attempt,
         (zero, nothing),
     )
@@ -113,22 +117,30 @@ def surrogate(
     q = marginals(prior.K, prior.mean, *sites)
     if alpha == 0.0:
         return objectives.elbo(q, sites, likelihood, data)
-    value = objectives.power_ep(q, sites, likelihood, data, alpha)
+
+    # Where a cavity does not exist L_α does not either; the ELBO, its lower bound, stands in, so that
+    # an optimiser can back away. The branch not taken stays finite, or its gradient would be NaN.
+    kept = 1.0 - alpha * sites.lambda_2 * tf.stop_gradient(q.variance)
+    finite = [tf.math.is_finite(w) for w in collapsed.weights]
+    exists = tf.reduce_all((kept > 0.0) & finite[0] & finite[1])
+    safe = SiteValues(
+        sites.lambda_1, tf.where(kept > 0.0, sites.lambda_2, tf.zeros_like(sites.lambda_2))
+    )
+    value = objectives.power_ep(q, safe, likelihood, data, alpha)
     E = expectation_gradients(likelihood, data[0], q.mean, q.variance, data[1])
     correction = tf.add_n(
         [
-            tf.reduce_sum(tf.stop_gradient(w) * r)
-            for w, r in zip(collapsed.weights, residual_of(q, sites, E))
+            tf.reduce_sum(tf.stop_gradient(tf.where(ok, w, tf.zeros_like(w))) * r)
+            for ok, w, r in zip(finite, collapsed.weights, residual_of(q, sites, E), strict=True)
         ]
     )
     # ρ is zero only to the tolerance of the E-step; the value stays that of L_α.
-    total = value + correction - tf.stop_gradient(correction)
-
-    def bound() -> tf.Tensor:
-        tf.print(
-            "gpflow_hybrid: a cavity does not exist at these hyperparameters; the training loss "
-            "falls back to the ELBO, a lower bound of the objective."
-        )
-        return objectives.elbo(q, sites, likelihood, data)
-
-    return tf.cond(tf.math.is_finite(total), lambda: total, bound)
+    value = value + correction - tf.stop_gradient(correction)
+    expected_log_t = expected_log_site(q.mean, q.variance, *sites)
+    bound = q.log_normaliser + tf.reduce_sum(E.value) - tf.reduce_sum(expected_log_t)
+    message = (
+        "gpflow_hybrid: a cavity does not exist at these hyperparameters; the training loss falls "
+        "back to the ELBO, a lower bound of the objective."
+    )
+    tf.cond(exists, tf.no_op, lambda: tf.print(message))
+    return tf.where(exists, value, bound)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Union
 
+import numpy as np
 import tensorflow as tf
 from check_shapes import inherit_check_shapes
 from gpflow.base import MeanAndVariance, TensorType
@@ -13,6 +14,7 @@ from gpflow.posteriors import AbstractPosterior, PrecomputeCacheType, Precompute
 from gpflow.utilities import assert_params_false
 
 from .covariances import covariance, prior_mean, variance
+from .errors import InvalidPosteriorError, NonFiniteError
 from .linalg import factorise, matvec, offset_sites, posterior_from_factors
 from .sites import Sites
 
@@ -29,6 +31,32 @@ def cache_type(value: Union[PrecomputeCacheType, str, None]) -> PrecomputeCacheT
         raise ValueError(
             f"precompute_cache must be 'tensor', 'variable', 'nocache' or None; found {value!r}."
         ) from None
+
+
+NO_VALID_Q = "No valid q(f) for these sites, or a non-finite kernel matrix or mean function."
+"""What a compiled function can say; outside of one, :func:`explain_invalid` says more."""
+
+
+def explain_invalid(X: TensorType, K: tf.Tensor, mean: tf.Tensor, lambda_2: tf.Tensor) -> Exception:
+    """Why there is no q for these sites: a prior that is not finite, or negative sites."""
+    finite_rows = {
+        "kernel matrix": np.isfinite(K).all(axis=(0, 2)),
+        "mean function": np.isfinite(mean).all(axis=1),
+    }
+    for name, finite in finite_rows.items():
+        if not finite.all():
+            n = int(np.argmin(finite))
+            return NonFiniteError(
+                f"The {name} is not finite at datum {n} (x = {np.asarray(X)[n]}). Check the "
+                "hyperparameters: gpflow.utilities.print_summary(model)."
+            )
+    array = np.asarray(lambda_2)
+    worst = np.unravel_index(np.argmin(array), array.shape)
+    return InvalidPosteriorError(
+        "There is no valid q(f) for these sites: K⁻¹ + diag(λ₂) is not positive definite. The "
+        f"most negative λ₂ is {array[worst]:.3g} at datum {worst[0]} (latent {worst[1]}). "
+        "Run model.infer(), or restart from zero sites with smaller natural-gradient steps."
+    )
 
 
 class SitePosterior(AbstractPosterior):
@@ -64,6 +92,7 @@ class SitePosterior(AbstractPosterior):
         super().update_cache(precompute_cache)
 
     def _precompute(self) -> tuple[PrecomputedValue, ...]:
+        self.sites.require_rows(self.X_data)
         lambda_1, lambda_2 = self.sites.values
         K = covariance(self.kernel, self.X_data)
         mean = prior_mean(self.mean_function, self.X_data, self.num_latent_gps)
@@ -71,11 +100,10 @@ class SitePosterior(AbstractPosterior):
         factors = factorise(K, lam)
         shift = posterior_from_factors(K, factors, r, lam).shift
         beta = r - lam * shift  # (I + ΛK)⁻¹ r = r − ΛΣr
-        tf.debugging.assert_all_finite(
-            beta,
-            "The sites and the kernel admit no valid q(f): K⁻¹ + Λ is not positive definite. "
-            "Run model.infer(), or take smaller natural-gradient steps.",
-        )
+        if not tf.executing_eagerly():
+            tf.debugging.assert_all_finite(beta, NO_VALID_Q)
+        elif not np.isfinite(beta).all():
+            raise explain_invalid(self.X_data, K, mean, lambda_2)
         # R = negative · Σ₊-column = negative · (k(X, x) − Kᵀ S B⁻¹ S k(X, x)) = P k − G T
         G = tf.matmul(factors.negative, factors.V, transpose_b=True)
         dynamic = self.X_data.shape[0] is None

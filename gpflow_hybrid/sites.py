@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, Optional
 
 import tensorflow as tf
-from gpflow.base import Module, Parameter
+from gpflow.base import Module, Parameter, TensorType
 from gpflow.config import default_float
 
 
@@ -23,9 +23,7 @@ class Sites(Module):
     """
 
     # Kept out of summaries and parameter dictionaries; checkpoints still carry it.
-    _TF_MODULE_IGNORED_PROPERTIES = frozenset(
-        ("_bound_to", *Module._TF_MODULE_IGNORED_PROPERTIES)
-    )
+    _TF_MODULE_IGNORED_PROPERTIES = frozenset(("_bound_to", *Module._TF_MODULE_IGNORED_PROPERTIES))
 
     def __init__(self, num_data: tf.Tensor, static_num_data: Optional[int], num_latent_gps: int):
         super().__init__()
@@ -33,17 +31,22 @@ class Sites(Module):
         zeros = tf.zeros((num_data, num_latent_gps), dtype=default_float())
         self.lambda_1 = Parameter(zeros, trainable=False, shape=shape, name="lambda_1")
         self.lambda_2 = Parameter(zeros, trainable=False, shape=shape, name="lambda_2")
-        # λ's norms and the hyperparameters that a training loss inferred λ for; empty when λ is the
-        # user's own.
-        self._bound_to = tf.Variable(
-            tf.zeros([0], tf.float64), shape=[None], trainable=False, name="bound_to"
-        )
+        # Fingerprints of λ and of the hyperparameters that a training loss inferred λ for; zero
+        # when λ is the user's own. Of fixed shape: deepcopy of a variable keeps no dynamic one.
+        self._bound_to = tf.Variable(tf.zeros([3, 8], tf.uint8), trainable=False, name="bound_to")
 
     @property
     def values(self) -> SiteValues:
         """Both parameters as tensors."""
-        return SiteValues(
-            tf.convert_to_tensor(self.lambda_1), tf.convert_to_tensor(self.lambda_2)
+        return SiteValues(tf.convert_to_tensor(self.lambda_1), tf.convert_to_tensor(self.lambda_2))
+
+    def require_rows(self, X: TensorType) -> None:
+        """Refuse data whose number of rows is not that of the sites."""
+        tf.debugging.assert_equal(
+            tf.shape(self.lambda_1)[0],
+            tf.shape(X)[0],
+            "The data have changed their number of rows and the sites have not: set new data with "
+            "model.update_data((X, Y)).",
         )
 
     def assign(self, values: SiteValues) -> None:
@@ -63,20 +66,12 @@ class Sites(Module):
 
     def release(self) -> None:
         """λ is the user's own: it belongs to whatever the hyperparameters are."""
-        self._bound_to.assign(tf.zeros([0], tf.float64))
+        self._bound_to.assign(tf.zeros_like(self._bound_to))
 
     def bound_elsewhere(self, hyperparameters: tf.Tensor) -> tf.Tensor:
         """Whether λ was inferred for other hyperparameters, and has not been touched since."""
-        before, now = tf.convert_to_tensor(self._bound_to), self._binding(hyperparameters)
-
-        def compare() -> tf.Tensor:
-            untouched = tf.reduce_all(tf.equal(before[:2], now[:2]))
-            return untouched & tf.reduce_any(tf.not_equal(before, now))
-
-        return tf.cond(
-            tf.equal(tf.size(before), tf.size(now)), compare, lambda: tf.constant(False)
-        )
+        same = tf.reduce_all(tf.equal(self._bound_to, self._binding(hyperparameters)), axis=1)
+        return tf.reduce_all(same[:2]) & ~same[2]
 
     def _binding(self, hyperparameters: tf.Tensor) -> tf.Tensor:
-        norms = tf.stack([tf.norm(x) for x in self.values])
-        return tf.concat([tf.cast(norms, tf.float64), hyperparameters], axis=0)
+        return tf.concat([tf.fingerprint(x[None]) for x in (*self.values, hyperparameters)], axis=0)

@@ -58,7 +58,12 @@ def prepare_data(data: Any, likelihood: Likelihood) -> RegressionData:
         if value.shape.rank != 2:
             raise InvalidDataError(
                 f"{name} must have two dimensions, [N, {'D' if name == 'X' else 'P'}]; found shape "
-                f"{tuple(value.shape)}. Pass {name}.reshape(-1, 1) if it is one column."
+                f"{value.shape}. Pass {name}.reshape(-1, 1) if it is one column."
+            )
+        if value.shape[1] is None:
+            raise InvalidDataError(
+                f"{name} must have a fixed number of columns; found shape {value.shape}. Only the "
+                f"number of rows may vary: pass tf.Variable({name}, shape=[None, {name}.shape[1]])."
             )
         if value.shape[1] == 0:
             raise InvalidDataError(f"{name} must have at least one column; found none.")
@@ -133,27 +138,38 @@ def _check_finite(name: str, value: tf.Tensor) -> None:
         )
 
 
-def check_labels(Y: np.ndarray, likelihood: Likelihood) -> None:
-    """Refuse observations outside the likelihood's support, naming one and the remedy."""
+def check_labels(Y: np.ndarray, likelihood: Likelihood, rows: np.ndarray | None = None) -> None:
+    """Refuse observations outside the likelihood's support, naming one and the remedy.
+
+    :param rows: the rows of the data that Y holds; all by default.
+    """
+    rows = np.arange(len(Y)) if rows is None else rows
+    if len(Y) == 0:
+        return
     if isinstance(likelihood, SwitchedLikelihood):
         _check_switched(Y, likelihood)
         return
     for kind, test, support in _SUPPORTS:
         if isinstance(likelihood, kind):
-            _require(Y, test(Y), likelihood, *support(Y, likelihood))
+            _require(Y, rows, test(Y), likelihood, *support(Y, likelihood))
             return
     if isinstance(likelihood, (MultiClass, Softmax, Ordinal)):
-        _check_classes(Y, likelihood)
+        _check_classes(Y, rows, likelihood)
 
 
 def _require(
-    Y: np.ndarray, ok: np.ndarray, likelihood: Likelihood, support: str, remedy: str
+    Y: np.ndarray,
+    rows: np.ndarray,
+    ok: np.ndarray,
+    likelihood: Likelihood,
+    support: str,
+    remedy: str,
 ) -> None:
     if not ok.all():
         row, column = np.argwhere(~ok)[0]
         raise InvalidDataError(
             f"Y must be {support} for {type(likelihood).__name__}; found {Y[row, column]:g} at row "
-            f"{row}. {remedy}"
+            f"{rows[row]}. {remedy}"
         )
 
 
@@ -201,7 +217,7 @@ _SUPPORTS: tuple[tuple[Any, _Test, _Support], ...] = (
 )
 
 
-def _check_classes(Y: np.ndarray, likelihood: Likelihood) -> None:
+def _check_classes(Y: np.ndarray, rows: np.ndarray, likelihood: Likelihood) -> None:
     num = likelihood.num_bins if isinstance(likelihood, Ordinal) else likelihood.num_classes
     if Y.shape[1] != 1 and not isinstance(likelihood, Ordinal):
         raise InvalidDataError(
@@ -210,7 +226,7 @@ def _check_classes(Y: np.ndarray, likelihood: Likelihood) -> None:
         )
     ok = (Y >= 0) & (Y < num) & (Y == np.round(Y))
     remedy = "Pass Y - 1." if Y.min() == 1 and Y.max() == num else "Number the classes from 0."
-    _require(Y, ok, likelihood, f"a class number from 0 to {num - 1}", remedy)
+    _require(Y, rows, ok, likelihood, f"a class number from 0 to {num - 1}", remedy)
 
 
 def _check_switched(Y: np.ndarray, likelihood: SwitchedLikelihood) -> None:
@@ -224,13 +240,15 @@ def _check_switched(Y: np.ndarray, likelihood: SwitchedLikelihood) -> None:
     ok = (index >= 0) & (index < num) & (index == np.round(index))
     _require(
         index,
+        np.arange(len(index)),
         ok,
         likelihood,
         f"an index from 0 to {num - 1} in its last column",
         "It selects each row's likelihood.",
     )
     for i, part in enumerate(likelihood.likelihoods):
-        check_labels(Y[index[:, 0] == i, :-1], part)
+        rows = np.flatnonzero(index[:, 0] == i)
+        check_labels(Y[rows, :-1], part, rows)
 
 
 def count_latent_gps(
@@ -276,7 +294,7 @@ def check_step(lr: Any) -> Any:
     if isinstance(lr, numbers.Real) or not tf.is_tensor(lr):
         if not isinstance(lr, numbers.Real) or isinstance(lr, bool) or not 0.0 < float(lr) <= 1.0:
             raise InvalidDataError(f"lr must be a number in (0, 1]; found {lr!r}.")
-        return float(lr)
+        return np.float64(lr)  # tf.cast of a Python float would pass through float32
     lr = tf.convert_to_tensor(lr)
     if tf.executing_eagerly():
         return check_step(float(lr))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import gpflow
 import numpy as np
@@ -37,8 +38,8 @@ class LogCosh(gpflow.likelihoods.ScalarLikelihood):
 class FiniteOrdinal(gpflow.likelihoods.Ordinal):
     """GPflow's with ±1000 for the outer edges ±∞.
 
-    ``tf.math.erf(±∞)`` is NaN in float64 (tensorflow/tensorflow#108483), and so is GPflow's likelihood of the
-    first and the last bin; its second derivative would be even with a correct erf.
+    ``tf.math.erf(±∞)`` is NaN in float64 (tensorflow/tensorflow#108483), and so is GPflow's
+    likelihood of the first and the last bin; its second derivative would be anyway.
     """
 
     @property
@@ -100,7 +101,7 @@ _L = gpflow.likelihoods
 
 def _make_switched(**kwargs: Any) -> gpflow.likelihoods.Likelihood:
     # Each part integrates with its own quadrature.
-    return _L.SwitchedLikelihood([_L.Gaussian(0.1), _L.StudentT(scale=0.3, df=4.0, **kwargs)])
+    return _L.SwitchedLikelihood([_L.Gaussian(0.1), _L.StudentT(scale=0.5, df=4.0, **kwargs)])
 
 
 CASES = {
@@ -110,7 +111,7 @@ CASES = {
         Case("bernoulli_probit", _L.Bernoulli, _binary),
         Case("bernoulli_logit", lambda **k: _L.Bernoulli(invlink=tf.sigmoid, **k), _binary),
         Case("probit_bernoulli", lambda **_: ProbitBernoulli(), _binary),
-        Case("student_t", lambda **k: _L.StudentT(scale=0.3, df=4.0, **k), _noisy),
+        Case("student_t", lambda **k: _L.StudentT(scale=0.5, df=4.0, **k), _noisy),
         Case("poisson", _L.Poisson, lambda f, rng: rng.poisson(np.exp(f)).astype(float)),
         Case("exponential", _L.Exponential, _positive),
         Case("gamma", lambda **k: _L.Gamma(shape=2.0, **k), _positive),

@@ -5,7 +5,8 @@ Shapes are the package's: ``K [L, N, N]`` (or ``[1, N, N]`` if shared), everythi
 
 from __future__ import annotations
 
-from typing import Callable, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import logsumexp
@@ -32,15 +33,15 @@ def posterior(
     """``q(f) ∝ N(f; μ₀, K) Π exp(λ₁f − ½λ₂f²)``; K may be singular, λ₂ has any sign."""
     N, L = lambda_1.shape
     m, v, Sigmas, log_Z = np.empty((N, L)), np.empty((N, L)), [], 0.0
-    for l, K_l in enumerate(np.broadcast_to(K, (L, N, N))):
-        mu, lam = mean[:, l], lambda_2[:, l]
-        r = lambda_1[:, l] - lam * mu
-        M = np.eye(N) + K_l * lam  # I + KΛ
-        Sigma = np.linalg.inv(M) @ K_l
-        m[:, l], v[:, l] = mu + Sigma @ r, np.diag(Sigma)
+    for i, K_i in enumerate(np.broadcast_to(K, (L, N, N))):
+        mu, lam = mean[:, i], lambda_2[:, i]
+        r = lambda_1[:, i] - lam * mu
+        M = np.eye(N) + K_i * lam  # I + KΛ
+        Sigma = np.linalg.inv(M) @ K_i
+        m[:, i], v[:, i] = mu + Sigma @ r, np.diag(Sigma)
         _, log_det = np.linalg.slogdet(M)
         log_Z += -0.5 * log_det + 0.5 * r @ Sigma @ r
-        log_Z += mu @ lambda_1[:, l] - 0.5 * mu @ (lam * mu)
+        log_Z += mu @ lambda_1[:, i] - 0.5 * mu @ (lam * mu)
         Sigmas.append(Sigma)
     return Posterior(m, v, np.stack(Sigmas), float(log_Z))
 
@@ -49,8 +50,8 @@ def smallest_eigenvalue(K: np.ndarray, lambda_2: np.ndarray) -> float:
     """Of ``I + KΛ`` over all latents, through the similar symmetric ``I + √K Λ √K``."""
     N, L = lambda_2.shape
     smallest = np.inf
-    for K_l, lam in zip(np.broadcast_to(K, (L, N, N)), lambda_2.T):
-        values, vectors = np.linalg.eigh(K_l)
+    for K_i, lam in zip(np.broadcast_to(K, (L, N, N)), lambda_2.T, strict=True):
+        values, vectors = np.linalg.eigh(K_i)
         root = vectors * np.sqrt(np.maximum(values, 0.0)) @ vectors.T
         smallest = min(smallest, np.linalg.eigvalsh(np.eye(N) + root * lam @ root)[0])
     return float(smallest)
@@ -80,9 +81,7 @@ def log_expected_power(
     return log_integral(log_normal(f, m, v) + alpha * log_prob(f, Y), f) / alpha
 
 
-def expected_log_prob(
-    m: np.ndarray, v: np.ndarray, Y: np.ndarray, log_prob: LogProb
-) -> np.ndarray:
+def expected_log_prob(m: np.ndarray, v: np.ndarray, Y: np.ndarray, log_prob: LogProb) -> np.ndarray:
     """``E_N(f; m, v)[log p(y|f)]``, element by element."""
     f = grid((m, v))
     density = np.exp(log_normal(f, m, v))
@@ -107,9 +106,7 @@ def power_ep(
         return lambda_1 * f - 0.5 * lambda_2 * f**2
 
     if alpha == 0.0:
-        ratio = expected_log_prob(
-            q.mean, q.variance, Y, lambda f, y: log_prob(f, y) - log_t(f)
-        )
+        ratio = expected_log_prob(q.mean, q.variance, Y, lambda f, y: log_prob(f, y) - log_t(f))
         return q.log_normaliser + float(np.sum(ratio))
     cavity_variance = 1.0 / (1.0 / q.variance - alpha * lambda_2)
     cavity_mean = cavity_variance * (q.mean / q.variance - alpha * lambda_1)
@@ -121,7 +118,7 @@ def power_ep(
 def cavities(
     K: np.ndarray, mean: np.ndarray, lambda_1: np.ndarray, lambda_2: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and variance of every ``q₋ₙ(fₙ)``, ``[N, L]``: the posterior with the nth site at zero."""
+    """Mean and variance of every ``q₋ₙ(fₙ)``, ``[N, L]``: the posterior without the nth site."""
     m, v = np.empty_like(lambda_1), np.empty_like(lambda_1)
     for n in range(len(lambda_1)):
         without_1, without_2 = lambda_1.copy(), lambda_2.copy()
@@ -147,7 +144,7 @@ def loo(
 def log_evidence_2d(
     m: np.ndarray, v: np.ndarray, log_prob: Callable[[np.ndarray], np.ndarray], num: int = 601
 ) -> float:
-    """``log ∫ N(f; m, diag v) p(y|f) df`` for one datum with two latents; ``log_prob`` takes [Q, 2]."""
+    """``log ∫ N(f; m, diag v) p(y|f) df`` for one datum, two latents; ``log_prob`` of [Q, 2]."""
     f = np.linspace(m - 12.0 * np.sqrt(v), m + 12.0 * np.sqrt(v), num)  # [num, 2]
     points = np.stack(np.meshgrid(f[:, 0], f[:, 1], indexing="ij"), -1).reshape(-1, 2)
     log_values = log_normal(points, m, v).sum(-1) + log_prob(points)

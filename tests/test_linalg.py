@@ -26,16 +26,16 @@ def make_kernels(rng: np.random.Generator, N: int, num_kernels: int) -> np.ndarr
 def make_sites(
     rng: np.random.Generator, K: np.ndarray, L: int, signs: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """``μ₀, λ₁, λ₂`` ``[N, L]`` with a valid q; latent l has l more negative sites than the first."""
+    """``μ₀, λ₁, λ₂`` ``[N, L]`` with a valid q; each latent has one negative site more."""
     N = K.shape[-1]
     mean, lambda_1, lambda_2 = rng.normal(size=(3, N, L))
     lambda_2 = 3.0 * np.abs(lambda_2)
     if signs == "zero":
         lambda_2 *= 0.0
     if signs in ("mixed", "negative"):
-        for l in range(L):
-            num_negative = N if signs == "negative" else min(N, 1 + l)
-            lambda_2[rng.permutation(N)[:num_negative], l] *= -1.0
+        for i in range(L):
+            num_negative = N if signs == "negative" else min(N, 1 + i)
+            lambda_2[rng.permutation(N)[:num_negative], i] *= -1.0
         negative = lambda_2 < 0.0
         while reference.smallest_eigenvalue(K, lambda_2) < 0.1:
             lambda_2[negative] *= 0.8
@@ -46,9 +46,7 @@ def assert_matches_reference(*problem: np.ndarray, rtol: float = 1e-8) -> None:
     actual, expected = marginals(*problem), reference.posterior(*problem)
     np.testing.assert_allclose(actual.mean, expected.mean, rtol=rtol, atol=rtol)
     np.testing.assert_allclose(actual.variance, expected.variance, rtol=rtol)
-    np.testing.assert_allclose(
-        actual.log_normaliser, expected.log_normaliser, rtol=rtol, atol=rtol
-    )
+    np.testing.assert_allclose(actual.log_normaliser, expected.log_normaliser, rtol=rtol, atol=rtol)
 
 
 @pytest.mark.parametrize("signs", SIGNS)
@@ -89,8 +87,11 @@ def test_log_normaliser_is_an_integral() -> None:
     f = np.linspace(-40.0, 40.0, 100_001)
     log_values = reference.log_normal(f, mean, k) + lambda_1 * f - 0.5 * lambda_2 * f**2
     expected = reference.log_integral(log_values, f)
-    q = marginals(*(np.full(s, x) for s, x in [((1, 1, 1), k), ((1, 1), mean)]),
-                  np.full((1, 1), lambda_1), np.full((1, 1), lambda_2))
+    q = marginals(
+        *(np.full(s, x) for s, x in [((1, 1, 1), k), ((1, 1), mean)]),
+        np.full((1, 1), lambda_1),
+        np.full((1, 1), lambda_2),
+    )
     np.testing.assert_allclose(q.log_normaliser, expected, rtol=1e-10)
 
 
@@ -100,9 +101,7 @@ def test_singular_kernel_needs_no_jitter() -> None:
     u = rng.normal(size=6)
     lambda_2 = np.array([5.0, 0.0, -0.3, 1e6, 2.0, -0.1])
     r = rng.normal(size=6)
-    shift, variance, log_Z = site_posterior(
-        np.outer(u, u)[None], r[None], lambda_2[None]
-    )
+    shift, variance, log_Z = site_posterior(np.outer(u, u)[None], r[None], lambda_2[None])
     s = 1.0 + u @ (lambda_2 * u)
     # v = k − VᵀV + WᵀW cancels: k λ₂ = 1e6 costs six of sixteen digits.
     np.testing.assert_allclose(variance[0], u**2 / s, rtol=1e-8)
@@ -123,9 +122,7 @@ def finite_differences(value: object, x: np.ndarray, pairs: list[tuple], h: floa
 
 @pytest.mark.parametrize("signs", ["positive", "mixed", "zero"])
 @pytest.mark.parametrize(("N", "L", "num_kernels"), [(1, 1, 1), (4, 1, 1), (4, 2, 1), (4, 2, 2)])
-def test_adjoint_matches_finite_differences(
-    N: int, L: int, num_kernels: int, signs: str
-) -> None:
+def test_adjoint_matches_finite_differences(N: int, L: int, num_kernels: int, signs: str) -> None:
     rng = np.random.default_rng(7 * N + L + num_kernels)
     K = make_kernels(rng, N, num_kernels)
     arguments = [K, *make_sites(rng, K, L, signs)]
@@ -146,7 +143,7 @@ def test_adjoint_matches_finite_differences(
         )
     gradients = [g.numpy() for g in tape.gradient(total, tensors)]
 
-    for i, (argument, gradient) in enumerate(zip(arguments, gradients)):
+    for i, (argument, gradient) in enumerate(zip(arguments, gradients, strict=True)):
         if i == 0:  # K moves symmetrically
             np.testing.assert_allclose(gradient, np.swapaxes(gradient, 1, 2), atol=1e-12)
             pairs = [
@@ -260,7 +257,7 @@ def test_compiled_equals_eager_also_when_the_number_of_data_changes(signs: str) 
         rng = np.random.default_rng(N)
         K = make_kernels(rng, N, 1)
         sites = make_sites(rng, K, 2, signs)
-        for actual, expected in zip(function(K, *sites), marginals(K, *sites)):
+        for actual, expected in zip(function(K, *sites), marginals(K, *sites), strict=True):
             np.testing.assert_allclose(actual, expected, rtol=1e-12)
 
 
@@ -283,16 +280,14 @@ def problems(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nd
     if draw(st.booleans()):
         names = [draw(st.sampled_from(sorted(KERNELS))) for _ in range(L)]
     K = np.stack([KERNELS[name]()(X).numpy() for name in names])
-    signs = draw(
-        st.lists(st.sampled_from([-1.0, 0.0, 1.0, 1.0]), min_size=N * L, max_size=N * L)
-    )
+    signs = draw(st.lists(st.sampled_from([-1.0, 0.0, 1.0, 1.0]), min_size=N * L, max_size=N * L))
     scale = draw(st.sampled_from([0.03, 0.3, 1.0, 10.0]))
     mean, lambda_1, size = rng.normal(size=(3, N, L))
     return K, mean, lambda_1, scale * np.reshape(signs, (N, L)) * np.abs(size)
 
 
 @settings(
-    max_examples=120,
+    max_examples=60,
     deadline=None,
     derandomize=True,
     database=None,

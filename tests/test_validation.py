@@ -32,8 +32,13 @@ def build(
 def binary_model() -> CVIModel:
     """A model whose sites are not at zero, so that a change of λ shows."""
     model = build(inputs(), np.arange(N)[:, None] % 2.0, gpflow.likelihoods.Bernoulli())
-    model.natgrad_step(0.5)
+    set_sites(model)
     return model
+
+
+def set_sites(model: CVIModel) -> None:
+    model.sites.lambda_1.assign(np.linspace(-0.5, 0.5, N)[:, None])
+    model.sites.lambda_2.assign(np.linspace(0.1, 0.7, N)[:, None])
 
 
 def lambdas(model: CVIModel) -> AnyNDArray:
@@ -95,6 +100,15 @@ def test_no_columns(name: str) -> None:
     data = {"X": inputs(), "Y": column(0.0)} | {name: np.zeros((N, 0))}
     with pytest.raises(InvalidDataError, match=f"^{name} must have at least one column"):
         build(**data)
+
+
+@pytest.mark.parametrize(
+    ("shape", "pattern"),
+    [([None, None], "a fixed number of columns.*shape=\\[None"), (None, "two dimensions")],
+)
+def test_variables_without_a_number_of_columns(shape: Any, pattern: str) -> None:
+    with pytest.raises(InvalidDataError, match=f"^X must have {pattern}"):
+        build(tf.Variable(inputs(), shape=tf.TensorShape(shape)), tf.Variable(column(0.0)))
 
 
 def test_zero_rows() -> None:
@@ -293,6 +307,17 @@ def test_switched_parts_check_their_own_rows() -> None:
         build(inputs(), bad, likelihood)
 
 
+def test_switched_part_without_rows() -> None:
+    likelihood = gpflow.likelihoods.SwitchedLikelihood(
+        [gpflow.likelihoods.Gaussian(), gpflow.likelihoods.Ordinal(np.array([0.0]))]
+    )
+    model = build(inputs(), np.hstack([column(-0.5), column(0)]), likelihood)
+    model.natgrad_step(1.0)
+    # Every row is Gaussian with noise variance 1: one full step is exact.
+    np.testing.assert_allclose(lambdas(model)[0], column(-0.5), rtol=1e-12)
+    np.testing.assert_allclose(lambdas(model)[1], column(1.0), rtol=1e-12)
+
+
 def test_switched_without_an_index_column() -> None:
     likelihood = gpflow.likelihoods.SwitchedLikelihood([gpflow.likelihoods.Gaussian()] * 2)
     with pytest.raises(InvalidDataError, match="^Y must have a last column .*Append the index"):
@@ -444,7 +469,7 @@ def variable_model() -> CVIModel:
         tf.Variable(Y, shape=[None, 1]),
         gpflow.likelihoods.Bernoulli(),
     )
-    model.natgrad_step(0.5)
+    set_sites(model)
     return model
 
 
@@ -455,8 +480,8 @@ def variable_model() -> CVIModel:
         (np.zeros((3, 2)), -np.ones((3, 1)), "^Y must be 0 or 1"),
         (np.full((3, 2), np.nan), np.zeros((3, 1)), "^X must be finite"),
         (np.zeros((3, 2)), np.zeros(3), "^Y must have two dimensions"),
-        (np.zeros((3, 1)), np.zeros((3, 1)), "^X must have 2 columns.*found 1"),
-        (np.zeros((3, 2)), np.zeros((3, 2)), "^Y must have 1 column.*found 2"),
+        (np.zeros((3, 1)), np.zeros((3, 1)), r"^X must have 2 column\(s\).*found 1\. Build a new"),
+        (np.zeros((3, 2)), np.zeros((3, 2)), r"^Y must have 1 column\(s\).*found 2\. Build a new"),
     ],
     ids=["rows", "labels", "nan", "rank", "columns_X", "columns_Y"],
 )
@@ -472,9 +497,9 @@ def test_refused_update_data_changes_nothing(X: Any, Y: Any, pattern: str) -> No
 
 def test_update_data_to_a_length_that_fixed_variables_cannot_take() -> None:
     model = build(tf.Variable(inputs()), tf.Variable(column(0.0, 1.0)))
-    model.natgrad_step(0.5)
+    set_sites(model)
     before = lambdas(model)
-    with pytest.raises(InvalidDataError, match=r"X .* 6 rows.*found 3.*shape=\[None"):
+    with pytest.raises(InvalidDataError, match=r"^X must have 6 rows.*found 3\..*shape=\[None"):
         model.update_data((inputs()[:3], column(0.0, 1.0)[:3]))
     np.testing.assert_array_equal(lambdas(model), before)
     np.testing.assert_array_equal(model.data[0], inputs())
@@ -553,10 +578,14 @@ def test_a_step_out_of_the_cone_is_refused_and_leaves_the_sites() -> None:
         gpflow.likelihoods.StudentT(scale=0.2, df=3.0),
         gpflow.kernels.Matern32(variance=4.0, lengthscales=0.1),
     )
-    before = lambdas(model)
-    with pytest.raises(InvalidPosteriorError, match="step leaves no valid q.* λ is unchanged"):
+    seen = [lambdas(model)]
+
+    def steps() -> None:
         for _ in range(20):
-            before = lambdas(model)
             model.natgrad_step(1.0)
-    np.testing.assert_array_equal(lambdas(model), before)
+            seen.append(lambdas(model))
+
+    with pytest.raises(InvalidPosteriorError, match="step leaves no valid q.* λ is unchanged"):
+        steps()
+    np.testing.assert_array_equal(lambdas(model), seen[-1])
     assert np.isfinite(model.elbo())

@@ -57,6 +57,19 @@ def variational_expectations(
     return _weighted_mean(log_weights, _log_prob_at(likelihood, nodes, X, Y))
 
 
+def independent_expectations(
+    likelihood: Likelihood, X: TensorType, Fmu: tf.Tensor, Fvar: tf.Tensor, Y: TensorType
+) -> tf.Tensor | None:
+    """``E_q[log p]`` by a rule of this module where the likelihood uses its own quadrature, else None."""
+    if not isinstance(likelihood, ScalarLikelihood):
+        return None
+    if type(likelihood)._variational_expectations is not ScalarLikelihood._variational_expectations:
+        return None
+    q = Cavity(Fmu, Fvar, tf.zeros_like(Fmu))
+    nodes, log_weights = _covering_nodes(Fmu, Fvar, q, NUM_NODES[1])
+    return tf.reduce_sum(_weighted_mean(log_weights, _log_prob_at(likelihood, nodes, X, Y)), -1)
+
+
 class ExpectationGradients(NamedTuple):
     """``E_q[log p]`` ``[N]`` and its derivatives in the marginal mean and variance ``[N, L]``."""
 

@@ -245,6 +245,15 @@ def _quadrature(order: int, m: tf.Tensor, v: tf.Tensor) -> tf.Tensor:
     return tf.where((s > 3) & (z0 < 5), stein / spread, direct)
 
 
+@functools.cache
+def _compiled_quadrature(order: int, dtype: tf.DType) -> Any:
+    """`_quadrature` as one graph per process: every model's graph calls it, eager code too."""
+    spec = tf.TensorSpec([None], dtype)
+    return tf.function(
+        lambda m, v: _quadrature(order, m, v), input_signature=[spec, spec], autograph=False
+    )
+
+
 def _expectation(m: tf.Tensor, v: tf.Tensor, order: int = 0) -> tf.Tensor:
     """``E[gₖ(f)]`` under ``f ~ N(m, v)``, whose gradient is ``(E[gₖ₊₁], ½ E[gₖ₊₂])``.
 
@@ -259,9 +268,11 @@ def _expectation(m: tf.Tensor, v: tf.Tensor, order: int = 0) -> tf.Tensor:
             d_variance = 0.5 * _expectation(m, v, order + 2)
             return upstream * d_mean, upstream * d_variance
 
-        return _quadrature(order, m, v), grad
+        # The inputs carry no gradient: a tape would differentiate the quadrature for nothing.
+        return quadrature(tf.stop_gradient(m), tf.stop_gradient(v)), grad
 
-    return differentiable(m, v) if order < 3 else _quadrature(order, m, v)
+    quadrature = _compiled_quadrature(order, m.dtype)
+    return differentiable(m, v) if order < 3 else quadrature(m, v)
 
 
 def _power_nodes(

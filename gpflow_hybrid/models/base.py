@@ -15,10 +15,10 @@ from gpflow.posteriors import PrecomputeCacheType
 from gpflow.utilities import is_variable
 
 from ..covariances import covariance, latent_kernels, prior_mean
-from ..errors import InvalidDataError, InvalidPosteriorError, NonFiniteError
+from ..errors import InvalidDataError
 from ..inference import Prior
 from ..linalg import Marginals, marginals
-from ..posteriors import SitePosterior
+from ..posteriors import NO_VALID_Q, SitePosterior, explain_invalid
 from ..sites import Sites
 from ..validation import count_latent_gps, prepare_data
 
@@ -51,6 +51,11 @@ class SiteModel(GPModel, InternalDataTrainingLossMixin):
         X, _ = data
         self.sites = Sites(tf.shape(X)[0], X.shape[0], num_latent_gps)
 
+    # Without autograph, which would transform GPflow's code on every trace.
+    training_loss = tf.autograph.experimental.do_not_convert(
+        InternalDataTrainingLossMixin.training_loss
+    )
+
     def update_data(self, data: RegressionData) -> None:
         """Replace the data of a model made with ``tf.Variable`` data; the sites return to zero."""
         if not all(is_variable(d) for d in self.data):
@@ -59,6 +64,19 @@ class SiteModel(GPModel, InternalDataTrainingLossMixin):
                 "new model, or pass tf.Variable(X, shape=[None, D]) and tf.Variable(Y, shape=[None, P])."
             )
         X, Y = prepare_data(data, self.likelihood)
+        for name, variable, value in zip("XY", self.data, (X, Y), strict=True):
+            rows, columns = variable.shape
+            if value.shape[1] != columns:
+                raise InvalidDataError(
+                    f"{name} must have {columns} column(s) as before; found {value.shape[1]}. "
+                    "Build a new model for other columns."
+                )
+            found = int(tf.shape(value)[0])
+            if rows not in (None, found):
+                raise InvalidDataError(
+                    f"{name} must have {rows} rows, the fixed number of its tf.Variable; found "
+                    f"{found}. Build the model with tf.Variable({name}, shape=[None, {columns}])."
+                )
         for variable, value in zip(self.data, (X, Y)):
             variable.assign(tf.cast(value, variable.dtype))
         self.sites.reset(tf.shape(X)[0])
@@ -66,6 +84,7 @@ class SiteModel(GPModel, InternalDataTrainingLossMixin):
     def prior(self) -> Prior:
         """``K = k(X, X)`` ``[L or 1, N, N]`` and ``μ₀ = m(X)`` ``[N, L]`` at the data."""
         X = tf.convert_to_tensor(self.data[0])
+        self.sites.require_rows(X)
         return Prior(
             covariance(self.kernel, X), prior_mean(self.mean_function, X, self.num_latent_gps)
         )
@@ -82,22 +101,14 @@ class SiteModel(GPModel, InternalDataTrainingLossMixin):
         self._follow_hyperparameters()
         prior = self.prior() if prior is None else prior
         lambda_1, lambda_2 = self.sites.values
-        num_sites, num_data = tf.shape(lambda_1)[0], tf.shape(prior.mean)[0]
-        tf.debugging.assert_equal(
-            num_sites,
-            num_data,
-            "The data have changed their number of rows and the sites have not: set new data with "
-            "model.update_data((X, Y)).",
-        )
         q = marginals(*prior, lambda_1, lambda_2)
         if tf.executing_eagerly():
             self._refuse_invalid(prior, q)
             return q
-        message = "No valid q(f) for these sites, or a non-finite kernel matrix."
         with tf.control_dependencies(
             [
-                tf.debugging.assert_all_finite(q.log_normaliser, message),
-                tf.debugging.assert_positive(q.variance, message),
+                tf.debugging.assert_all_finite(q.log_normaliser, NO_VALID_Q),
+                tf.debugging.assert_positive(q.variance, NO_VALID_Q),
             ]
         ):
             return Marginals(*(tf.identity(x) for x in q))
@@ -106,25 +117,8 @@ class SiteModel(GPModel, InternalDataTrainingLossMixin):
         """Say why q is not valid, if it is not: a non-finite prior, or negative sites."""
         if np.isfinite(q.log_normaliser) and tf.reduce_all(q.variance > 0.0):
             return
-        finite_rows = {
-            "kernel matrix": np.isfinite(prior.K).all(axis=(0, 2)),
-            "mean function": np.isfinite(prior.mean).all(axis=1),
-        }
-        for name, finite in finite_rows.items():
-            if not finite.all():
-                n = int(np.argmin(finite))
-                raise NonFiniteError(
-                    f"The {name} is not finite at datum {n} (x = "
-                    f"{self._data_tensors()[0].numpy()[n]}). Check the hyperparameters: "
-                    "gpflow.utilities.print_summary(model)."
-                )
-        lambda_2 = self.sites.values.lambda_2.numpy()
-        worst = np.unravel_index(np.argmin(lambda_2), lambda_2.shape)
-        raise InvalidPosteriorError(
-            "There is no valid q(f) for these sites: K⁻¹ + diag(λ₂) is not positive definite. The "
-            f"most negative λ₂ is {lambda_2[worst]:.3g} at datum {worst[0]} (latent {worst[1]}). "
-            "Run model.infer(), or restart from zero sites with smaller natural-gradient steps."
-        )
+        X, _ = self._data_tensors()
+        raise explain_invalid(X, *prior, self.sites.values.lambda_2)
 
     def posterior(
         self,

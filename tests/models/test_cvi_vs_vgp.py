@@ -27,8 +27,8 @@ def _small_jitter() -> None:
 
 @pytest.fixture(autouse=True)
 def _finite_probit(monkeypatch: pytest.MonkeyPatch) -> None:
-    # GPflow's Ordinal puts its outer bin edges at ±inf, and TensorFlow's erf(±inf) is NaN in float64
-    # (tensorflow/tensorflow#108483): neither VGP nor CVIModel can use it there without this.
+    # GPflow's Ordinal puts its outer bin edges at ±inf, and TensorFlow's erf(±inf) is NaN in
+    # float64 (tensorflow/tensorflow#108483): without this neither model can use the outer classes.
     original = scalar_discrete.inv_probit
 
     def inv_probit(x: tf.Tensor) -> tf.Tensor:
@@ -72,8 +72,9 @@ CASES = {
         mean=lambda: gpflow.functions.Constant(0.3),
     ),
     "poisson": Case(gpflow.likelihoods.Poisson, counts, mean=linear_mean),
-    "poisson_two_latents": Case(gpflow.likelihoods.Poisson, counts, num_latent=2),
-    "exponential": Case(gpflow.likelihoods.Exponential, lambda rng, f: rng.exponential(np.exp(f))),
+    "exponential_two_latents": Case(
+        gpflow.likelihoods.Exponential, lambda rng, f: rng.exponential(np.exp(f)), num_latent=2
+    ),
     "gamma": Case(
         lambda: gpflow.likelihoods.Gamma(shape=2.0),
         lambda rng, f: rng.gamma(2.0, np.exp(f)),

@@ -1,0 +1,203 @@
+"""Does the hybrid objective help on these data? One call, an honest answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import gpflow
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+from gpflow.utilities import deepcopy, read_values
+
+from .datasets import folds
+from .errors import InvalidDataError
+from .models import CVIModel
+from .objectives import Objective, power_of
+
+FloatArray = npt.NDArray[np.float64]
+
+NOISE_THRESHOLD = 2.0
+"""Differences of fewer standard errors than this are called noise."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ObjectiveFit:
+    """One objective: the model fitted to all the data, and how such fits predict held-out folds."""
+
+    objective: Objective
+    model: CVIModel
+    hyperparameters: dict[str, Any]
+    """Every trainable parameter of the fitted model, by GPflow's path."""
+    elbo: float
+    ep_like: float
+    log_densities: FloatArray
+    """Log predictive density of every datum by the fit that did not see it, ``[N]``."""
+    leave_one_out: float
+    """Mean leave-one-out density from the cavities of the fit to all data: optimistic."""
+    num_evaluations: int
+    """Evaluations of the training loss for the fit to all data."""
+    seconds: float
+    """Wall time of the fit to all data, tracing included."""
+
+    @property
+    def log_density(self) -> float:
+        """Mean of the held-out log predictive densities."""
+        return float(np.mean(self.log_densities))
+
+    @property
+    def standard_error(self) -> float:
+        """Standard error of :attr:`log_density` over data."""
+        return _standard_error(self.log_densities)
+
+
+@dataclasses.dataclass(frozen=True)
+class ObjectiveComparison:
+    """What :func:`compare_objectives` found; prints as a table with a verdict."""
+
+    fits: tuple[ObjectiveFit, ...]
+    num_folds: int
+
+    def __getitem__(self, objective: Objective) -> ObjectiveFit:
+        """The fit with this objective."""
+        for fit in self.fits:
+            if fit.objective == objective:
+                return fit
+        known = ", ".join(repr(fit.objective) for fit in self.fits)
+        raise KeyError(f"{objective!r} was not compared; compared were {known}.")
+
+    @property
+    def verdict(self) -> str:
+        """Which objective predicts best, or that the difference is within the noise."""
+        best, *others = sorted(self.fits, key=lambda fit: -fit.log_density)
+        lines = []
+        for other in others:
+            difference = best.log_densities - other.log_densities
+            mean, error = float(np.mean(difference)), _standard_error(difference)
+            text = (
+                f"{_name(best)} over {_name(other)}: {mean:+.4f} ± {error:.4f} nats per held-out datum"
+            )
+            if mean < NOISE_THRESHOLD * error or mean == 0.0:
+                lines.append(f"{text}: within the noise, these data do not tell them apart.")
+            else:
+                lines.append(f"{text}: {_name(best)} predicts better on these data.")
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        names = list(self.fits[0].hyperparameters)
+        rows: list[tuple[str, list[str]]] = [("", [_name(fit) for fit in self.fits])]
+        rows += [(name, [_format(fit.hyperparameters[name]) for fit in self.fits]) for name in names]
+        rows += [
+            ("ELBO", [f"{fit.elbo:.4f}" for fit in self.fits]),
+            ("EP-like value", [f"{fit.ep_like:.4f}" for fit in self.fits]),
+            (
+                f"{self.num_folds}-fold log predictive density",
+                [f"{fit.log_density:.4f} ± {fit.standard_error:.4f}" for fit in self.fits],
+            ),
+            ("leave-one-out (optimistic)", [f"{fit.leave_one_out:.4f}" for fit in self.fits]),
+            ("evaluations of the loss", [str(fit.num_evaluations) for fit in self.fits]),
+            ("seconds", [f"{fit.seconds:.1f}" for fit in self.fits]),
+        ]
+        left = max(len(name) for name, _ in rows)
+        width = max(len(cell) for _, cells in rows for cell in cells)
+        table = [f"{n:<{left}}  " + "  ".join(f"{c:>{width}}" for c in cells) for n, cells in rows]
+        return "\n".join([*table, "", self.verdict])
+
+
+def compare_objectives(
+    model: CVIModel,
+    objectives: Sequence[Objective] = ("elbo", "ep_like"),
+    *,
+    num_folds: int = 5,
+    seed: int = 42,
+    max_iterations: int = 1000,
+) -> ObjectiveComparison:
+    """Fit with each objective and report, side by side, what came out and how it predicts.
+
+    Every fit starts from the hyperparameters of ``model``, which is left untouched. Predictive
+    densities are those of k-fold cross-validation, with their standard error over data; the
+    leave-one-out densities from the cavities stand beside them as the optimistic diagnostic that
+    they are. Differences are judged pairwise, datum by datum.
+
+    :param model: data, kernel, likelihood, mean function and starting point.
+    :param objectives: any of ``"elbo"``, ``"ep_like"`` and powers in [0, 1].
+    :param num_folds: folds of the cross-validation.
+    :param seed: of the shuffle behind the folds.
+    :param max_iterations: of L-BFGS, for every fit.
+    """
+    for objective in objectives:
+        power_of(objective)
+    if len(set(objectives)) != len(objectives) or not objectives:
+        raise InvalidDataError(f"objectives must be distinct and not empty; found {objectives!r}.")
+    X, Y = (np.asarray(tf.convert_to_tensor(d)) for d in model.data)
+    if not 2 <= num_folds <= len(X):
+        raise InvalidDataError(
+            f"num_folds must be between 2 and the number of data ({len(X)}); found {num_folds}."
+        )
+    splits = list(folds(len(X), num_folds, seed))
+    fits = []
+    for objective in objectives:
+        densities = np.empty(len(X))
+        for train, test in splits:
+            part = _copy(model, X[train], Y[train], objective)
+            _fit(part, max_iterations)
+            densities[test] = part.predict_log_density((X[test], Y[test]))
+        start = time.perf_counter()
+        fitted = _copy(model, X, Y, objective)
+        num_evaluations = _fit(fitted, max_iterations)
+        seconds = time.perf_counter() - start
+        fits.append(
+            ObjectiveFit(
+                objective=objective,
+                model=fitted,
+                hyperparameters=_trainable_values(fitted),
+                elbo=float(fitted.elbo()),
+                ep_like=float(fitted.ep_like_log_marginal()),
+                log_densities=densities,
+                leave_one_out=float(np.mean(fitted.loo_log_predictive_density())),
+                num_evaluations=num_evaluations,
+                seconds=seconds,
+            )
+        )
+    return ObjectiveComparison(tuple(fits), num_folds)
+
+
+def _copy(model: CVIModel, X: Any, Y: Any, objective: Objective) -> CVIModel:
+    """The same model for other data, with sites at zero; parameters shared between parts stay shared."""
+    kernel, likelihood, mean = deepcopy((model.kernel, model.likelihood, model.mean_function))
+    return CVIModel((X, Y), kernel, likelihood, mean, model.num_latent_gps, objective=objective)
+
+
+def _fit(model: CVIModel, max_iterations: int) -> int:
+    if not model.trainable_variables:
+        model.infer()
+        return 0
+    result = gpflow.optimizers.Scipy().minimize(
+        model.training_loss, model.trainable_variables, options={"maxiter": max_iterations}
+    )
+    return int(result.nfev)
+
+
+def _trainable_values(model: CVIModel) -> dict[str, Any]:
+    trainable = {id(p) for p in model.trainable_parameters}
+    parameters = gpflow.utilities.parameter_dict(model)
+    values = read_values(model)
+    return {path: values[path] for path, p in parameters.items() if id(p) in trainable}
+
+
+def _name(fit: ObjectiveFit) -> str:
+    return fit.objective if isinstance(fit.objective, str) else f"power {fit.objective:g}"
+
+
+def _format(value: Any) -> str:
+    array = np.asarray(value)
+    if array.size == 1:
+        return f"{array.item():.4g}"
+    return "[" + ", ".join(f"{x:.3g}" for x in array.ravel()[:4]) + (", …]" if array.size > 4 else "]")
+
+
+def _standard_error(values: FloatArray) -> float:
+    return float(np.std(values, ddof=1) / np.sqrt(len(values)))
