@@ -47,9 +47,7 @@ def describe(model: gh.CVIModel, X_test: np.ndarray, Y_test: np.ndarray) -> dict
         "ELBO": float(model.elbo()),
         "EP-like value": float(model.ep_like_log_marginal()),
         "test accuracy": float(np.mean((probability.numpy() > 0.5) == (Y_test > 0.5))),
-        "test log predictive density": float(
-            np.mean(model.predict_log_density((X_test, Y_test)))
-        ),
+        "test log predictive density": float(np.mean(model.predict_log_density((X_test, Y_test)))),
     }
 
 
@@ -67,9 +65,7 @@ def slices(model: gh.CVIModel, log_sigmas: np.ndarray) -> dict[str, list[float]]
     return values
 
 
-def draw(
-    models: dict[str, gh.CVIModel], X_test: np.ndarray, Y_test: np.ndarray, path: str
-) -> None:
+def draw(models: dict[str, gh.CVIModel], X_test: np.ndarray, Y_test: np.ndarray, path: str) -> None:
     """Left: the objectives as functions of σ. Right: probability given to the true class."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), constrained_layout=True)
     log_sigmas = np.linspace(-1.0, 5.0, 25)

@@ -27,7 +27,6 @@ from .likelihoods.expectations import (
 from .linalg import marginals, matvec
 from .sites import SiteValues
 
-
 ACCEPTABLE_RESIDUAL = 1e-4
 """Residual above which an E-step from a warm start is tried again from zero sites."""
 
@@ -40,6 +39,7 @@ class Collapse(NamedTuple):
 
 
 def collapse(
+    alpha: float,
     likelihood: Likelihood,
     K: tf.Tensor,
     mean: tf.Tensor,
@@ -49,7 +49,6 @@ def collapse(
     lambda_2: tf.Tensor,
     tolerance: tf.Tensor,
     max_evaluations: tf.Tensor,
-    alpha: float,
 ) -> Collapse:
     """Infer ``λ*`` from the given sites and solve for the weights of the total gradient of ``L_α``."""
     problem = Problem(Prior(K, mean), likelihood, (X, Y))

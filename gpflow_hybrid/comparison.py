@@ -77,9 +77,7 @@ class ObjectiveComparison:
         for other in others:
             difference = best.log_densities - other.log_densities
             mean, error = float(np.mean(difference)), _standard_error(difference)
-            text = (
-                f"{_name(best)} over {_name(other)}: {mean:+.4f} ± {error:.4f} nats per held-out datum"
-            )
+            text = f"{_name(best)} over {_name(other)}: {mean:+.4f} ± {error:.4f} nats per held-out datum"
             if mean < NOISE_THRESHOLD * error or mean == 0.0:
                 lines.append(f"{text}: within the noise, these data do not tell them apart.")
             else:
@@ -89,7 +87,9 @@ class ObjectiveComparison:
     def __str__(self) -> str:
         names = list(self.fits[0].hyperparameters)
         rows: list[tuple[str, list[str]]] = [("", [_name(fit) for fit in self.fits])]
-        rows += [(name, [_format(fit.hyperparameters[name]) for fit in self.fits]) for name in names]
+        rows += [
+            (name, [_format(fit.hyperparameters[name]) for fit in self.fits]) for name in names
+        ]
         rows += [
             ("ELBO", [f"{fit.elbo:.4f}" for fit in self.fits]),
             ("EP-like value", [f"{fit.ep_like:.4f}" for fit in self.fits]),
@@ -196,7 +196,9 @@ def _format(value: Any) -> str:
     array = np.asarray(value)
     if array.size == 1:
         return f"{array.item():.4g}"
-    return "[" + ", ".join(f"{x:.3g}" for x in array.ravel()[:4]) + (", …]" if array.size > 4 else "]")
+    return (
+        "[" + ", ".join(f"{x:.3g}" for x in array.ravel()[:4]) + (", …]" if array.size > 4 else "]")
+    )
 
 
 def _standard_error(values: FloatArray) -> float:

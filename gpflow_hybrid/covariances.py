@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Optional, Sequence
+from collections.abc import Sequence
 
 import tensorflow as tf
 from gpflow.base import TensorType
@@ -27,7 +27,7 @@ def latent_kernels(kernel: Kernel) -> Sequence[Kernel]:
     return (kernel,)
 
 
-def covariance(kernel: Kernel, X: TensorType, X2: Optional[TensorType] = None) -> tf.Tensor:
+def covariance(kernel: Kernel, X: TensorType, X2: TensorType | None = None) -> tf.Tensor:
     """``k(X, X2)`` per latent: ``[..., L, N, N2]``, with 1 for L if the latents share a kernel."""
     return tf.stack([k(X, X2) for k in latent_kernels(kernel)], axis=-3)
 

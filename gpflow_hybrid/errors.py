@@ -6,13 +6,16 @@ from __future__ import annotations
 class GPflowHybridError(Exception):
     """Base class of every error that this package raises on purpose."""
 
+    # A constructor of its own lets tf.function re-raise the same type with its own traceback.
+    __init__ = Exception.__init__
+
 
 class InvalidDataError(GPflowHybridError, ValueError):
     """The data or an argument cannot be used; the message names it, what was found, and the remedy."""
 
 
 class InvalidPosteriorError(GPflowHybridError, ValueError):
-    """No Gaussian q(f), or no cavity, exists for these sites: ``K⁻¹ + Λ`` or ``1/v − αλ₂`` is not positive."""
+    """These sites admit no Gaussian q(f), or no cavity: ``K⁻¹ + Λ`` or ``1/v − αλ₂`` is not positive."""
 
 
 class NonFiniteError(GPflowHybridError, ArithmeticError):

@@ -17,12 +17,13 @@ Newton's system is written in ``a = δλ₁ − m δλ₂`` and ``b = δλ₂``,
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 from gpflow.base import RegressionData
-from gpflow.likelihoods import Likelihood
+from gpflow.likelihoods import Likelihood, ScalarLikelihood
 
 from .likelihoods.expectations import (
     ExpectationGradients,
@@ -49,6 +50,10 @@ MAX_DAMPING = 1e10
 
 SHRINK_LIMIT = 0.95
 """No step may take away more than this part of a marginal's precision, or of a positive site."""
+
+
+STEP_TOLERANCE = 1e-4
+"""Relative error of a step where the latents are coupled: exact enough for fast convergence."""
 
 
 class Prior(NamedTuple):
@@ -128,7 +133,7 @@ def curvature(
     with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
         tape.watch((m, v))
         E = expectation_gradients(likelihood, X, m, v, Y)
-        columns = [tf.reduce_sum(g[:, l]) for g in (E.mean, E.variance) for l in range(m.shape[1])]
+        columns = [tf.reduce_sum(g[:, k]) for g in (E.mean, E.variance) for k in range(m.shape[1])]
     rows = [
         tape.gradient(c, (m, v), unconnected_gradients=tf.UnconnectedGradients.ZERO)
         for c in columns
@@ -157,29 +162,32 @@ def quadrature_error(
 class NewtonSystem:
     """``J + μI`` at one λ and, for the gradient of the collapsed objective, the transpose of J.
 
-    Vectors are pairs ``(a, b)`` of ``[L, N]``. The system decouples into one of size N per latent
-    when the likelihood does not couple the latents; that one is solved directly and serves as the
-    preconditioner otherwise.
+    Vectors are pairs ``(a, b)`` of ``[L, N]``. Where the likelihood does not couple the latents the
+    system decouples into one of size N per latent, solved directly; where it does, those precondition
+    GMRES.
     """
 
-    def __init__(self, Sigma: tf.Tensor, hessian: Curvature, g2: tf.Tensor) -> None:
+    def __init__(
+        self, Sigma: tf.Tensor, hessian: Curvature, g2: tf.Tensor, is_coupled: bool
+    ) -> None:
         self.Sigma = Sigma
         self.Sigma2 = tf.square(Sigma)
         self.hessian = hessian
         self.g2 = tf.transpose(g2)  # [L, N]
+        self.is_coupled = is_coupled
         self.mv, self.vm, self.vv = (
             tf.transpose(tf.linalg.diag_part(h)) for h in (hessian.mv, hessian.vm, hessian.vv)
         )
         # Σ E_mv (Σ∘Σ)
-        self.coupled = tf.matmul(Sigma, self.mv[..., None] * self.Sigma2)
+        self.product = tf.matmul(Sigma, self.mv[..., None] * self.Sigma2)
 
     def _matrix(self, c: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """``c I − 2 E_vv (Σ∘Σ) − (2/c) E_vm Σ E_mv (Σ∘Σ)``, ``[L, N, N]``, and 0, or NaN if it is not finite.
+        """``c I − 2 E_vv (Σ∘Σ) − (2/c) E_vm Σ E_mv (Σ∘Σ)``, ``[L, N, N]``, and 0 if it is finite, else NaN.
 
         TensorFlow raises on a matrix that it cannot factorise; a non-finite one becomes the identity
         and the second value makes the solution NaN, which the iteration rejects.
         """
-        M = -2.0 * self.vv[..., None] * self.Sigma2 - (2.0 / c) * self.vm[..., None] * self.coupled
+        M = -2.0 * self.vv[..., None] * self.Sigma2 - (2.0 / c) * self.vm[..., None] * self.product
         diagonal = tf.linalg.diag_part(M) + c
         # An exactly singular matrix is moved off by a rounding error.
         largest = tf.reduce_max(tf.abs(M), axis=[-2, -1], keepdims=True)[..., 0]
@@ -191,22 +199,35 @@ class NewtonSystem:
         return tf.where(finite, M, identity), flag
 
     def solve(self, ra: tf.Tensor, rb: tf.Tensor, damping: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        """``(J + μI)⁻¹ (ra, rb)``, latents taken one at a time; ``[L, N]`` each."""
+        """``(J + μI)⁻¹ (ra, rb)``, ``[L, N]`` each; inexactly where the latents are coupled."""
         c = 1.0 + damping
-        rhs = rb - 2.0 * self.vm * matvec(self.Sigma, ra) / c
         M, flag = self._matrix(c)
-        b = tf.squeeze(tf.linalg.solve(M, rhs[..., None]), -1) + flag
-        return (ra - self.mv * matvec(self.Sigma2, b)) / c, b
+        lu, pivots = tf.linalg.lu(M)
+
+        def decoupled(r: tf.Tensor) -> tf.Tensor:
+            ra, rb = tf.unstack(r)
+            rhs = rb - 2.0 * self.vm * matvec(self.Sigma, ra) / c
+            b = tf.squeeze(tf.linalg.lu_solve(lu, pivots, rhs[..., None]), -1)
+            return tf.stack([(ra - self.mv * matvec(self.Sigma2, b)) / c, b])
+
+        def apply(x: tf.Tensor) -> tf.Tensor:
+            a, b = tf.unstack(x)
+            H = self.hessian
+            dm, dv = matvec(self.Sigma, a), -matvec(self.Sigma2, b)
+            into_a = c * a - self.g2 * dm - _per_datum(H.mm, dm) - _per_datum(H.mv, dv)
+            into_b = c * b + 2.0 * (_per_datum(H.vm, dm) + _per_datum(H.vv, dv))
+            return tf.stack([into_a, into_b])
+
+        r = tf.stack([ra, rb]) + flag
+        if self.is_coupled:
+            return tuple(tf.unstack(gmres(apply, decoupled, r, STEP_TOLERANCE)))
+        return tuple(tf.unstack(decoupled(r)))
 
     def transpose_apply(self, wa: tf.Tensor, wb: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """``Jᵀ (wa, wb)`` with every coupling between latents."""
-
-        def per_datum(H: tf.Tensor, w: tf.Tensor) -> tf.Tensor:  # [N, L, L], [L, N] -> [L, N]
-            return tf.transpose(matvec(H, tf.transpose(w), transpose_a=True))
-
         H = self.hessian
-        into_m = -per_datum(H.mm, wa) - self.g2 * wa + 2.0 * per_datum(H.vm, wb)
-        into_v = per_datum(H.mv, wa) - 2.0 * per_datum(H.vv, wb)
+        into_m = -_per_datum(H.mm, wa, True) - self.g2 * wa + 2.0 * _per_datum(H.vm, wb, True)
+        into_v = _per_datum(H.mv, wa, True) - 2.0 * _per_datum(H.vv, wb, True)
         return wa + matvec(self.Sigma, into_m), wb + matvec(self.Sigma2, into_v)
 
     def transpose_solve(
@@ -226,6 +247,11 @@ class NewtonSystem:
             return tf.stack(self.transpose_apply(*tf.unstack(w)))
 
         return tuple(tf.unstack(gmres(apply, precondition, tf.stack([ra, rb]) + flag, tolerance)))
+
+
+def _per_datum(H: tf.Tensor, x: tf.Tensor, transpose: bool = False) -> tf.Tensor:
+    """``Hₙ xₙ`` for every datum: ``[N, L, L]`` and ``[L, N]`` to ``[L, N]``."""
+    return tf.transpose(matvec(H, tf.transpose(x), transpose_a=transpose))
 
 
 def gmres(
@@ -340,7 +366,10 @@ class Problem:
 
     def newton_system(self, at: Evaluation) -> NewtonSystem:
         return NewtonSystem(
-            at.Sigma, self._curvature(at.q.mean, at.q.variance), -2.0 * at.E.variance
+            at.Sigma,
+            self._curvature(at.q.mean, at.q.variance),
+            -2.0 * at.E.variance,
+            is_coupled=not isinstance(self.likelihood, ScalarLikelihood),
         )
 
     def measure(self, at: Evaluation) -> tf.Tensor:
@@ -416,7 +445,7 @@ class Problem:
                 return mu, step(mu)
 
             mu, delta = tf.while_loop(inadmissible, raise_damping, (mu, step(mu)))
-            return mu, SiteValues(*(x + d for x, d in zip(at.sites, delta)))
+            return mu, SiteValues(*(x + d for x, d in zip(at.sites, delta, strict=False)))
 
         def natural_step(at: Evaluation, mu: tf.Tensor) -> Any:
             return mu, natural_gradient_step(at.q, at.sites, at.E, 1.0 / (1.0 + mu))

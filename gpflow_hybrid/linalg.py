@@ -14,7 +14,8 @@ definite if and only if a valid q exists. Where it is not, every result is NaN.
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 

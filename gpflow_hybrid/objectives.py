@@ -9,7 +9,6 @@ paper's L_EP with the sites of variational inference).
 from __future__ import annotations
 
 import numbers
-from typing import Union
 
 import tensorflow as tf
 from gpflow.base import RegressionData
@@ -20,7 +19,7 @@ from .likelihoods.expectations import cavity, log_expected_ratio
 from .linalg import Marginals
 from .sites import SiteValues
 
-Objective = Union[str, float]
+Objective = str | float
 """``"elbo"``, ``"ep_like"``, or a power α in [0, 1]."""
 
 NAMED_POWERS = {"elbo": 0.0, "ep_like": 1.0}

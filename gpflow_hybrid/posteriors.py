@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Union
-
 import numpy as np
 import tensorflow as tf
 from check_shapes import inherit_check_shapes
@@ -19,7 +17,7 @@ from .linalg import factorise, matvec, offset_sites, posterior_from_factors
 from .sites import Sites
 
 
-def cache_type(value: Union[PrecomputeCacheType, str, None]) -> PrecomputeCacheType:
+def cache_type(value: PrecomputeCacheType | str | None) -> PrecomputeCacheType:
     """GPflow's enum from itself, from its string values, or from None (no cache)."""
     if value is None:
         return PrecomputeCacheType.NOCACHE
@@ -78,14 +76,15 @@ class SitePosterior(AbstractPosterior):
         mean_function: MeanFunction,
         num_latent_gps: int,
         *,
-        precompute_cache: Union[PrecomputeCacheType, str, None],
+        precompute_cache: PrecomputeCacheType | str | None,
     ) -> None:
         super().__init__(kernel, X_data, mean_function=mean_function)
         self.sites = sites
         self.num_latent_gps = num_latent_gps
+        self.num_data: int | None = X_data.shape[0]
         self.update_cache(cache_type(precompute_cache))
 
-    def update_cache(self, precompute_cache: Union[PrecomputeCacheType, str, None] = None) -> None:
+    def update_cache(self, precompute_cache: PrecomputeCacheType | str | None = None) -> None:
         """Set the cache to the present sites and hyperparameters; see GPflow's method."""
         if isinstance(precompute_cache, str):
             precompute_cache = cache_type(precompute_cache)
@@ -93,6 +92,7 @@ class SitePosterior(AbstractPosterior):
 
     def _precompute(self) -> tuple[PrecomputedValue, ...]:
         self.sites.require_rows(self.X_data)
+        assert self.mean_function is not None
         lambda_1, lambda_2 = self.sites.values
         K = covariance(self.kernel, self.X_data)
         mean = prior_mean(self.mean_function, self.X_data, self.num_latent_gps)
@@ -106,7 +106,7 @@ class SitePosterior(AbstractPosterior):
             raise explain_invalid(self.X_data, K, mean, lambda_2)
         # R = negative · Σ₊-column = negative · (k(X, x) − Kᵀ S B⁻¹ S k(X, x)) = P k − G T
         G = tf.matmul(factors.negative, factors.V, transpose_b=True)
-        dynamic = self.X_data.shape[0] is None
+        dynamic = self.num_data is None
         return (
             PrecomputedValue(beta, (False, dynamic)),
             PrecomputedValue(factors.scale, (False, dynamic)),
@@ -157,8 +157,3 @@ class SitePosterior(AbstractPosterior):
     ) -> MeanAndVariance:
         cache = tuple(c.value for c in self._precompute())
         return self._conditional_with_precompute(cache, Xnew, full_cov, full_output_cov)
-
-    def _add_mean_function(self, Xnew: TensorType, mean: TensorType) -> tf.Tensor:
-        return mean + self.mean_function(Xnew)
-
-

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import tensorflow as tf
 from gpflow.base import Module, Parameter, TensorType
@@ -25,7 +25,7 @@ class Sites(Module):
     # Kept out of summaries and parameter dictionaries; checkpoints still carry it.
     _TF_MODULE_IGNORED_PROPERTIES = frozenset(("_bound_to", *Module._TF_MODULE_IGNORED_PROPERTIES))
 
-    def __init__(self, num_data: tf.Tensor, static_num_data: Optional[int], num_latent_gps: int):
+    def __init__(self, num_data: tf.Tensor, static_num_data: int | None, num_latent_gps: int):
         super().__init__()
         shape = (static_num_data, num_latent_gps)
         zeros = tf.zeros((num_data, num_latent_gps), dtype=default_float())

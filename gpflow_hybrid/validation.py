@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numbers
-from typing import Any, Callable, Optional
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from gpflow.base import RegressionData
+from gpflow.base import AnyNDArray, RegressionData
 from gpflow.config import default_float
 from gpflow.kernels import Kernel, MultioutputKernel
 from gpflow.likelihoods import (
@@ -129,7 +130,7 @@ def _to_tensor(name: str, value: Any, to_float: bool) -> tf.Tensor:
 
 def _check_finite(name: str, value: tf.Tensor) -> None:
     array = np.asarray(tf.convert_to_tensor(value))
-    bad = np.argwhere(~np.isfinite(array)) if array.dtype.kind == "f" else []
+    bad: Any = np.argwhere(~np.isfinite(array)) if array.dtype.kind == "f" else []
     if len(bad):
         row, column = bad[0]
         raise InvalidDataError(
@@ -138,7 +139,7 @@ def _check_finite(name: str, value: tf.Tensor) -> None:
         )
 
 
-def check_labels(Y: np.ndarray, likelihood: Likelihood, rows: np.ndarray | None = None) -> None:
+def check_labels(Y: AnyNDArray, likelihood: Likelihood, rows: AnyNDArray | None = None) -> None:
     """Refuse observations outside the likelihood's support, naming one and the remedy.
 
     :param rows: the rows of the data that Y holds; all by default.
@@ -158,9 +159,9 @@ def check_labels(Y: np.ndarray, likelihood: Likelihood, rows: np.ndarray | None 
 
 
 def _require(
-    Y: np.ndarray,
-    rows: np.ndarray,
-    ok: np.ndarray,
+    Y: AnyNDArray,
+    rows: AnyNDArray,
+    ok: AnyNDArray,
     likelihood: Likelihood,
     support: str,
     remedy: str,
@@ -173,7 +174,7 @@ def _require(
         )
 
 
-def _binary_support(Y: np.ndarray, likelihood: Likelihood) -> tuple[str, str]:
+def _binary_support(Y: AnyNDArray, likelihood: Likelihood) -> tuple[str, str]:
     values = set(np.unique(Y).tolist())
     if values <= {-1, 1}:
         remedy = "Pass (Y + 1) / 2."
@@ -184,8 +185,8 @@ def _binary_support(Y: np.ndarray, likelihood: Likelihood) -> tuple[str, str]:
     return "0 or 1", remedy
 
 
-_Test = Callable[[np.ndarray], np.ndarray]
-_Support = Callable[[np.ndarray, Likelihood], tuple[str, str]]
+_Test = Callable[[AnyNDArray], AnyNDArray]
+_Support = Callable[[AnyNDArray, Likelihood], tuple[str, str]]
 _SUPPORTS: tuple[tuple[Any, _Test, _Support], ...] = (
     ((Bernoulli, ProbitBernoulli), lambda Y: (Y == 0) | (Y == 1), _binary_support),
     (
@@ -217,7 +218,7 @@ _SUPPORTS: tuple[tuple[Any, _Test, _Support], ...] = (
 )
 
 
-def _check_classes(Y: np.ndarray, rows: np.ndarray, likelihood: Likelihood) -> None:
+def _check_classes(Y: AnyNDArray, rows: AnyNDArray, likelihood: Likelihood) -> None:
     num = likelihood.num_bins if isinstance(likelihood, Ordinal) else likelihood.num_classes
     if Y.shape[1] != 1 and not isinstance(likelihood, Ordinal):
         raise InvalidDataError(
@@ -229,7 +230,7 @@ def _check_classes(Y: np.ndarray, rows: np.ndarray, likelihood: Likelihood) -> N
     _require(Y, rows, ok, likelihood, f"a class number from 0 to {num - 1}", remedy)
 
 
-def _check_switched(Y: np.ndarray, likelihood: SwitchedLikelihood) -> None:
+def _check_switched(Y: AnyNDArray, likelihood: SwitchedLikelihood) -> None:
     num = len(likelihood.likelihoods)
     if Y.shape[1] < 2:
         raise InvalidDataError(
@@ -255,7 +256,7 @@ def count_latent_gps(
     kernel: Kernel,
     likelihood: Likelihood,
     data: RegressionData,
-    num_latent_gps: Optional[int],
+    num_latent_gps: int | None,
 ) -> int:
     """L from the arguments that determine it, refused where they contradict each other."""
     sources = {}

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 from gpflow.quadrature import NDiagGHQuadrature
 
+import gpflow_hybrid as gh
 from gpflow_hybrid.likelihoods import ProbitBernoulli
 
 Y = np.ndarray
@@ -33,30 +34,6 @@ class LogCosh(gpflow.likelihoods.ScalarLikelihood):
 
     def _conditional_variance(self, X: tf.Tensor, F: tf.Tensor) -> tf.Tensor:
         return tf.zeros_like(F) + tf.square(0.5 * np.pi * self.scale)
-
-
-class FiniteOrdinal(gpflow.likelihoods.Ordinal):
-    """GPflow's with ±1000 for the outer edges ±∞.
-
-    ``tf.math.erf(±∞)`` is NaN in float64 (tensorflow/tensorflow#108483), and so is GPflow's
-    likelihood of the first and the last bin; its second derivative would be anyway.
-    """
-
-    @property
-    def _edges(self) -> tuple[tf.Tensor, tf.Tensor]:
-        edges = self.bin_edges / self.sigma
-        far = tf.constant([1e3], edges.dtype)
-        return tf.concat([edges, far], 0), tf.concat([-far, edges], 0)
-
-    def _scalar_log_prob(self, X: tf.Tensor, F: tf.Tensor, Y: tf.Tensor) -> tf.Tensor:
-        left, right = (tf.gather(e, tf.cast(Y, tf.int32)) - F / self.sigma for e in self._edges)
-        inv_probit = gpflow.likelihoods.utils.inv_probit
-        return tf.math.log(inv_probit(left) - inv_probit(right) + 1e-6)
-
-    def _make_phi(self, F: tf.Tensor) -> tf.Tensor:
-        left, right = (e - tf.reshape(F, (-1, 1)) / self.sigma for e in self._edges)
-        inv_probit = gpflow.likelihoods.utils.inv_probit
-        return inv_probit(left) - inv_probit(right)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +97,7 @@ CASES = {
             lambda **k: _L.Beta(scale=5.0, **k),
             lambda f, rng: 1.0 / (1.0 + np.exp(-_noisy(f, rng))),
         ),
-        Case("ordinal", lambda **k: FiniteOrdinal(np.array([-0.4, 0.4]), **k), _class),
+        Case("ordinal", lambda **k: gh.likelihoods.Ordinal(np.array([-0.4, 0.4]), **k), _class),
         Case("multiclass", lambda **_: _L.MultiClass(3), _class, num_latent=3),
         Case("softmax", lambda **_: _L.Softmax(3), _class, num_latent=3),
         Case(

@@ -11,7 +11,6 @@ import gpflow_hybrid as gh
 from gpflow_hybrid.inference import gmres
 from gpflow_hybrid.sites import SiteValues
 
-
 PROBIT = gh.likelihoods.ProbitBernoulli()  # one instance: its compiled graphs are reused
 
 
@@ -119,9 +118,7 @@ def test_converges_over_the_grid_of_the_paper(log_lengthscale, log_sigma):
 def test_gaussian_needs_one_step():
     rng = np.random.default_rng(5)
     X = rng.normal(size=(20, 1))
-    model = gh.CVIModel(
-        (X, np.sin(X)), gpflow.kernels.Matern52(), gpflow.likelihoods.Gaussian(0.1)
-    )
+    model = gh.CVIModel((X, np.sin(X)), gpflow.kernels.Matern52(), gpflow.likelihoods.Gaussian(0.1))
     result = model.infer()
     assert result.converged
     assert result.num_steps == 1

@@ -19,12 +19,12 @@ Three roads lead there, the first that fits is taken:
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.stats
 import tensorflow as tf
-from gpflow.base import TensorType
+from gpflow.base import AnyNDArray, TensorType
 from gpflow.likelihoods import (
     Gaussian,
     Likelihood,
@@ -161,9 +161,7 @@ def log_expected_ratio(
         nodes, log_weights = _product(*_covering_nodes(Fmu, Fvar, cav, NUM_NODES[num_latent]))
     else:
         nodes, log_weights = _fixed_nodes(Fmu, Fvar)
-    nodes, log_p, log_weights = _log_prob_and_weights(
-        likelihood, nodes, log_weights, X, Y, Fmu
-    )
+    nodes, log_p, log_weights = _log_prob_and_weights(likelihood, nodes, log_weights, X, Y, Fmu)
     log_t = (lambda_1 - 0.5 * lambda_2 * nodes) * nodes  # [Q, N, L]
     if scalar:
         gap = tf.reduce_sum(_jensen_gap(log_weights, log_p - log_t, alpha), -1)
@@ -181,7 +179,7 @@ def log_expected_power(
     Fvar: tf.Tensor,
     Y: TensorType,
     alpha: float,
-) -> Optional[tf.Tensor]:
+) -> tf.Tensor | None:
     """``(1/α) log E_N(f; Fmu, Fvar)[p(y|f)^α]`` in closed form, ``[N]``; None where there is none.
 
     A likelihood of the user's own joins by defining a method ``log_expected_power(X, Fmu, Fvar, Y,
@@ -194,7 +192,7 @@ def log_expected_power(
 @log_expected_power.register
 def _gaussian(
     likelihood: Gaussian, X: Any, Fmu: Any, Fvar: Any, Y: Any, alpha: float
-) -> Optional[tf.Tensor]:
+) -> tf.Tensor | None:
     # E[N(y; f, s)^α]^(1/α) = (2πs)^−½ (1 + αv/s)^(−1/2α) exp(−½ (y − m)² / (s + αv))
     noise = likelihood._variance(X)  # broadcasts against [N, L]
     return -0.5 * tf.reduce_sum(
@@ -208,7 +206,7 @@ def _gaussian(
 @log_expected_power.register
 def _robust_max(
     likelihood: MultiClass, X: Any, Fmu: Any, Fvar: Any, Y: Any, alpha: float
-) -> Optional[tf.Tensor]:
+) -> tf.Tensor | None:
     # p takes two values: 1 − ε where y's latent is the largest, ε/(C − 1) elsewhere.
     link = likelihood.invlink
     prob = link.prob_is_largest(Y, Fmu, Fvar, *hermgauss(likelihood.num_gauss_hermite_points))
@@ -249,7 +247,9 @@ def _log_prob_and_weights(
     node_overflow = overflow if len(overflow.shape) == 3 else overflow[..., None]
     nodes = tf.where(node_overflow, tf.broadcast_to(Fmu, tf.shape(nodes)), nodes)
     log_weights = tf.where(
-        overflow, tf.constant(-np.inf, nodes.dtype), log_weights + tf.zeros_like(overflow, nodes.dtype)
+        overflow,
+        tf.constant(-np.inf, nodes.dtype),
+        log_weights + tf.zeros_like(overflow, nodes.dtype),
     )
     return nodes, _log_prob_at(likelihood, nodes, X, Y), log_weights
 
@@ -281,8 +281,8 @@ def _product(nodes: tf.Tensor, log_weights: tf.Tensor) -> tuple[tf.Tensor, tf.Te
     return tf.stack(pair, -1), weight
 
 
-@functools.lru_cache(maxsize=None)
-def _standard_normal_points(num_latent: int) -> tuple[np.ndarray, np.ndarray]:
+@functools.cache
+def _standard_normal_points(num_latent: int) -> tuple[AnyNDArray, AnyNDArray]:
     """Points ``[Q, L]`` and log weights ``[Q]`` for N(0, I): a Gauss–Hermite product, or Sobol points."""
     if num_latent in NUM_HERMITE_POINTS:
         x, w = np.polynomial.hermite_e.hermegauss(NUM_HERMITE_POINTS[num_latent])
@@ -311,7 +311,7 @@ def _weighted_mean(log_weights: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
 
 
 def _jensen_gap(log_weights: tf.Tensor, h: tf.Tensor, alpha: float) -> tf.Tensor:
-    """``(1/α) log Σ_j w_j exp(α(h_j − h̄))`` with ``h̄ = Σ_j w_j h_j``; at least zero, well conditioned as α → 0."""
+    """``(1/α) log Σ_j w_j exp(α(h_j − h̄))``, ``h̄ = Σ_j w_j h_j``: at least 0, well conditioned as α → 0."""
     weights = tf.exp(log_weights)
     h_bar = tf.reduce_sum(weights * h, 0)
     u = alpha * (h - h_bar)

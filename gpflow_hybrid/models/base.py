@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 from check_shapes import inherit_check_shapes
+from gpflow import likelihoods
 from gpflow.base import InputData, MeanAndVariance, RegressionData
 from gpflow.kernels import Kernel
 from gpflow.likelihoods import Likelihood
@@ -17,6 +18,7 @@ from gpflow.utilities import is_variable
 from ..covariances import covariance, latent_kernels, prior_mean
 from ..errors import InvalidDataError
 from ..inference import Prior
+from ..likelihoods import Ordinal
 from ..linalg import Marginals, marginals
 from ..posteriors import NO_VALID_Q, SitePosterior, explain_invalid
 from ..sites import Sites
@@ -43,6 +45,8 @@ class SiteModel(GPModel, InternalDataTrainingLossMixin):
         mean_function: MeanFunction | None = None,
         num_latent_gps: int | None = None,
     ) -> None:
+        if type(likelihood) is likelihoods.Ordinal:
+            likelihood = Ordinal.of(likelihood)  # the same values, with finite derivatives
         data = prepare_data(data, likelihood)
         latent_kernels(kernel)
         num_latent_gps = count_latent_gps(kernel, likelihood, data, num_latent_gps)
@@ -77,7 +81,7 @@ class SiteModel(GPModel, InternalDataTrainingLossMixin):
                     f"{name} must have {rows} rows, the fixed number of its tf.Variable; found "
                     f"{found}. Build the model with tf.Variable({name}, shape=[None, {columns}])."
                 )
-        for variable, value in zip(self.data, (X, Y)):
+        for variable, value in zip(self.data, (X, Y), strict=False):
             variable.assign(tf.cast(value, variable.dtype))
         self.sites.reset(tf.shape(X)[0])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 import numpy as np
@@ -193,9 +194,9 @@ class CVIModel(SiteModel):
         :param max_steps: at most so many evaluations of the posterior.
         :param lr: instead, plain damping ``λ ← (1 − lr) λ + lr g(λ)`` as in the paper.
         """
-        if not tolerance > 0.0:
-            raise InvalidDataError(f"tolerance must be positive; found {tolerance!r}.")
-        if int(max_steps) != max_steps or max_steps < 1:
+        if not isinstance(tolerance, numbers.Real) or not tolerance > 0.0:
+            raise InvalidDataError(f"tolerance must be a positive number; found {tolerance!r}.")
+        if not isinstance(max_steps, numbers.Integral) or max_steps < 1:
             raise InvalidDataError(f"max_steps must be a positive integer; found {max_steps!r}.")
         prior = self.prior()
         dtype = prior.K.dtype
@@ -240,7 +241,7 @@ class CVIModel(SiteModel):
 
     @inherit_check_shapes
     @tf.autograph.experimental.do_not_convert
-    def maximum_log_likelihood_objective(self) -> tf.Tensor:  # type: ignore[override]
+    def maximum_log_likelihood_objective(self) -> tf.Tensor:
         """``L_α(λ*(θ), θ)`` for the chosen objective, with its exact total gradient.
 
         λ moves to its optimum ``λ*`` for the present hyperparameters first, starting where it is.
@@ -256,7 +257,7 @@ class CVIModel(SiteModel):
         limits = (tf.constant(tolerance, dtype), tf.constant(TRAINING_EVALUATIONS))
 
         def function(likelihood: Likelihood, *args: tf.Tensor) -> Collapse:
-            return collapse(likelihood, *args, alpha=alpha)
+            return collapse(alpha, likelihood, *args)
 
         constant_prior = Prior(*(tf.stop_gradient(x) for x in prior))
         if tf.executing_eagerly():
