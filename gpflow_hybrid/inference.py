@@ -430,7 +430,9 @@ class Problem:
             lam, target = at.sites.lambda_2, -2.0 * at.E.variance
 
             def step(mu: tf.Tensor) -> SiteValues:
-                a, b = (tf.transpose(x) for x in system.solve(ra, rb, mu))
+                a, b = (
+                    tf.ensure_shape(tf.transpose(x), lam.shape) for x in system.solve(ra, rb, mu)
+                )
                 return SiteValues(a + m * b, b)
 
             def inadmissible(mu: tf.Tensor, delta: SiteValues) -> tf.Tensor:

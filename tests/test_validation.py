@@ -430,7 +430,7 @@ def test_step_sizes_as_python_numbers_inside_a_graph() -> None:
 def test_infer_refuses_tolerances(tolerance: Any) -> None:
     model = binary_model()
     before = lambdas(model)
-    with pytest.raises(InvalidDataError, match="^tolerance must be positive; found"):
+    with pytest.raises(InvalidDataError, match="^tolerance must be a positive number; found"):
         model.infer(tolerance=tolerance)
     np.testing.assert_array_equal(lambdas(model), before)
 
