@@ -7,17 +7,10 @@ The optimum is the fixed point ``λ = g(λ)`` of the natural-gradient map
 - *damped Newton* (automatic): the step δ solves ``(J + μI) δ = g(λ) − λ`` with ``J = I − ∂g/∂λ``. As
   μ → ∞ it is a short natural-gradient step, an ascent direction of the ELBO; at μ = 0 it is
   Newton's, quadratically convergent. μ rises until the ELBO does not fall, and falls again.
-
-Newton's system is written in ``a = δλ₁ − m δλ₂`` and ``b = δλ₂``, in which the posterior moves by
-``δm = Σa`` and ``δv = −(Σ∘Σ)b``:
-
-    (1 + μ) a − (E_mm + g₂) Σa + E_mv (Σ∘Σ) b = ∂E/∂m − (λ₁ − λ₂m)
-    (1 + μ) b + 2 E_vm Σa − 2 E_vv (Σ∘Σ) b   = g₂ − λ₂
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,17 +22,16 @@ from .likelihoods.expectations import (
     ExpectationGradients,
     expectation_gradients,
     expected_log_site,
-    independent_expectations,
 )
 from .linalg import (
     Marginals,
     add_prior_mean,
     covariance_from_factors,
     factorise,
-    matvec,
     offset_sites,
     posterior_from_factors,
 )
+from .newton import NewtonSystem, curvature
 from .sites import SiteValues
 
 # Status of a finished loop.
@@ -50,10 +42,6 @@ MAX_DAMPING = 1e10
 
 SHRINK_LIMIT = 0.95
 """No step may take away more than this part of a marginal's precision, or of a positive site."""
-
-
-STEP_TOLERANCE = 1e-4
-"""Relative error of a step where the latents are coupled: exact enough for fast convergence."""
 
 
 class Prior(NamedTuple):
@@ -114,205 +102,6 @@ class Evaluation(NamedTuple):
     E: ExpectationGradients
     elbo: tf.Tensor  # []
     noise: tf.Tensor  # the rounding error to expect in the ELBO, []
-
-
-class Curvature(NamedTuple):
-    """Second derivatives of ``E(m, v)`` per datum, ``[N, L, L]`` each, first index as named first."""
-
-    mm: tf.Tensor
-    mv: tf.Tensor
-    vm: tf.Tensor
-    vv: tf.Tensor
-
-
-def curvature(
-    likelihood: Likelihood, data: RegressionData, m: tf.Tensor, v: tf.Tensor
-) -> Curvature:
-    """The Hessian of every datum's ``E_q[log p]`` in its marginal means and variances."""
-    X, Y = data
-    with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
-        tape.watch((m, v))
-        E = expectation_gradients(likelihood, X, m, v, Y)
-        columns = [tf.reduce_sum(g[:, k]) for g in (E.mean, E.variance) for k in range(m.shape[1])]
-    rows = [
-        tape.gradient(c, (m, v), unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        for c in columns
-    ]
-    L = m.shape[1]
-    mm, mv = (tf.stack([r[i] for r in rows[:L]], axis=1) for i in (0, 1))
-    vm, vv = (tf.stack([r[i] for r in rows[L:]], axis=1) for i in (0, 1))
-    return Curvature(mm, mv, vm, vv)
-
-
-def quadrature_error(
-    likelihood: Likelihood, data: RegressionData, m: tf.Tensor, v: tf.Tensor
-) -> tf.Tensor:
-    """How far a likelihood's own ``E_q[log p]`` is from exact, by two symptoms; ``[]``.
-
-    Exact expectations obey the heat equation ``∂²E/∂m² = 2 ∂E/∂v``, here in units of a site's share
-    of the posterior precision; and they agree with another rule, here in nats.
-    """
-    E = expectation_gradients(likelihood, data[0], m, v, data[1])
-    second = tf.linalg.diag_part(curvature(likelihood, data, m, v).mm)
-    heat = tf.reduce_max(tf.abs(second - 2.0 * E.variance) * v)
-    other = independent_expectations(likelihood, data[0], m, v, data[1])
-    return heat if other is None else tf.maximum(heat, tf.reduce_max(tf.abs(E.value - other)))
-
-
-class NewtonSystem:
-    """``J + μI`` at one λ and, for the gradient of the collapsed objective, the transpose of J.
-
-    Vectors are pairs ``(a, b)`` of ``[L, N]``. Where the likelihood does not couple the latents the
-    system decouples into one of size N per latent, solved directly; where it does, those precondition
-    GMRES.
-    """
-
-    def __init__(
-        self, Sigma: tf.Tensor, hessian: Curvature, g2: tf.Tensor, is_coupled: bool
-    ) -> None:
-        self.Sigma = Sigma
-        self.Sigma2 = tf.square(Sigma)
-        self.hessian = hessian
-        self.g2 = tf.transpose(g2)  # [L, N]
-        self.is_coupled = is_coupled
-        self.mv, self.vm, self.vv = (
-            tf.transpose(tf.linalg.diag_part(h)) for h in (hessian.mv, hessian.vm, hessian.vv)
-        )
-        # Σ E_mv (Σ∘Σ)
-        self.product = tf.matmul(Sigma, self.mv[..., None] * self.Sigma2)
-
-    def _matrix(self, c: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """``c I − 2 E_vv (Σ∘Σ) − (2/c) E_vm Σ E_mv (Σ∘Σ)``, ``[L, N, N]``, and 0 if it is finite, else NaN.
-
-        TensorFlow raises on a matrix that it cannot factorise; a non-finite one becomes the identity
-        and the second value makes the solution NaN, which the iteration rejects.
-        """
-        M = -2.0 * self.vv[..., None] * self.Sigma2 - (2.0 / c) * self.vm[..., None] * self.product
-        diagonal = tf.linalg.diag_part(M) + c
-        # An exactly singular matrix is moved off by a rounding error.
-        largest = tf.reduce_max(tf.abs(M), axis=[-2, -1], keepdims=True)[..., 0]
-        eps = np.finfo(M.dtype.as_numpy_dtype).eps
-        M = tf.linalg.set_diag(M, diagonal + eps * largest)
-        finite = tf.reduce_all(tf.math.is_finite(M))
-        identity = tf.eye(tf.shape(M)[-1], batch_shape=tf.shape(M)[:-2], dtype=M.dtype)
-        flag = tf.where(finite, tf.zeros((), M.dtype), tf.constant(np.nan, M.dtype))
-        return tf.where(finite, M, identity), flag
-
-    def solve(self, ra: tf.Tensor, rb: tf.Tensor, damping: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        """``(J + μI)⁻¹ (ra, rb)``, ``[L, N]`` each; inexactly where the latents are coupled."""
-        c = 1.0 + damping
-        M, flag = self._matrix(c)
-        lu, pivots = tf.linalg.lu(M)
-
-        def decoupled(r: tf.Tensor) -> tf.Tensor:
-            ra, rb = tf.unstack(r)
-            rhs = rb - 2.0 * self.vm * matvec(self.Sigma, ra) / c
-            b = tf.squeeze(tf.linalg.lu_solve(lu, pivots, rhs[..., None]), -1)
-            return tf.stack([(ra - self.mv * matvec(self.Sigma2, b)) / c, b])
-
-        def apply(x: tf.Tensor) -> tf.Tensor:
-            a, b = tf.unstack(x)
-            H = self.hessian
-            dm, dv = matvec(self.Sigma, a), -matvec(self.Sigma2, b)
-            into_a = c * a - self.g2 * dm - _per_datum(H.mm, dm) - _per_datum(H.mv, dv)
-            into_b = c * b + 2.0 * (_per_datum(H.vm, dm) + _per_datum(H.vv, dv))
-            return tf.stack([into_a, into_b])
-
-        r = tf.stack([ra, rb]) + flag
-        if self.is_coupled:
-            return tuple(tf.unstack(gmres(apply, decoupled, r, STEP_TOLERANCE)))
-        return tuple(tf.unstack(decoupled(r)))
-
-    def transpose_apply(self, wa: tf.Tensor, wb: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """``Jᵀ (wa, wb)`` with every coupling between latents."""
-        H = self.hessian
-        into_m = -_per_datum(H.mm, wa, True) - self.g2 * wa + 2.0 * _per_datum(H.vm, wb, True)
-        into_v = _per_datum(H.mv, wa, True) - 2.0 * _per_datum(H.vv, wb, True)
-        return wa + matvec(self.Sigma, into_m), wb + matvec(self.Sigma2, into_v)
-
-    def transpose_solve(
-        self, ra: tf.Tensor, rb: tf.Tensor, tolerance: float
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """``J⁻ᵀ (ra, rb)`` by preconditioned GMRES; one iteration where the latents decouple."""
-        M, flag = self._matrix(tf.ones((), ra.dtype))
-        lu, pivots = tf.linalg.lu(tf.linalg.matrix_transpose(M))
-
-        def precondition(x: tf.Tensor) -> tf.Tensor:
-            xa, xb = tf.unstack(x)
-            rhs = xb - matvec(self.Sigma2, self.mv * xa)
-            wb = tf.squeeze(tf.linalg.lu_solve(lu, pivots, rhs[..., None]), -1)
-            return tf.stack([xa - 2.0 * matvec(self.Sigma, self.vm * wb), wb])
-
-        def apply(w: tf.Tensor) -> tf.Tensor:
-            return tf.stack(self.transpose_apply(*tf.unstack(w)))
-
-        return tuple(tf.unstack(gmres(apply, precondition, tf.stack([ra, rb]) + flag, tolerance)))
-
-
-def _per_datum(H: tf.Tensor, x: tf.Tensor, transpose: bool = False) -> tf.Tensor:
-    """``Hₙ xₙ`` for every datum: ``[N, L, L]`` and ``[L, N]`` to ``[L, N]``."""
-    return tf.transpose(matvec(H, tf.transpose(x), transpose_a=transpose))
-
-
-def gmres(
-    apply: Callable[[tf.Tensor], tf.Tensor],
-    precondition: Callable[[tf.Tensor], tf.Tensor],
-    rhs: tf.Tensor,
-    tolerance: float,
-    max_iterations: int = 60,
-) -> tf.Tensor:
-    """Solve ``A x = rhs`` with right-preconditioned GMRES; tensors of any one shape."""
-    shape, dtype = tf.shape(rhs), rhs.dtype
-    flat = tf.reshape(rhs, [-1])
-    size = tf.size(flat)
-    norm = tf.norm(flat)
-    steps = tf.minimum(max_iterations, size)
-    first = tf.math.divide_no_nan(flat, norm)
-    basis = tf.concat([first[None], tf.zeros([steps, size], dtype)], 0)  # [steps + 1, D]
-    hessenberg = tf.zeros([steps + 1, steps], dtype)
-    target = norm * tf.one_hot(0, steps + 1, dtype=dtype)
-
-    def least_squares(H: tf.Tensor) -> tf.Tensor:
-        # Columns not reached yet are zero; the tiny ridge keeps them out of the solution.
-        gram = tf.matmul(H, H, transpose_a=True)
-        ridge = 1e-30 + tf.cast(tf.linalg.diag_part(gram) == 0.0, dtype)
-        return tf.linalg.lstsq(
-            tf.concat([H, tf.linalg.diag(tf.sqrt(ridge))], 0),
-            tf.concat([target, tf.zeros([steps], dtype)], 0)[:, None],
-            fast=False,
-        )[:, 0]
-
-    def body(j: Any, basis: Any, H: Any, _: Any) -> Any:
-        w = tf.reshape(apply(precondition(tf.reshape(basis[j], shape))), [-1])
-        h = tf.zeros([steps + 1], dtype)
-        for _pass in range(2):  # Gram–Schmidt, twice for orthogonality
-            projection = tf.linalg.matvec(basis, w)
-            w = w - tf.linalg.matvec(basis, projection, transpose_a=True)
-            h = h + projection
-        length = tf.norm(w)
-        h = h + length * tf.one_hot(j + 1, steps + 1, dtype=dtype)
-        H = H + h[:, None] * tf.one_hot(j, steps, dtype=dtype)[None]
-        basis = tf.tensor_scatter_nd_update(
-            basis, [[j + 1]], tf.math.divide_no_nan(w, length)[None]
-        )
-        y = least_squares(H)
-        error = tf.norm(target - tf.linalg.matvec(H, y))
-        return j + 1, basis, H, error
-
-    _, basis, hessenberg, _ = tf.while_loop(
-        lambda j, b, H, error: (j < steps) & (error > tolerance * norm),
-        body,
-        (tf.constant(0), basis, hessenberg, norm),
-        shape_invariants=(
-            tf.TensorShape([]),
-            tf.TensorShape([None, None]),
-            tf.TensorShape([None, None]),
-            tf.TensorShape([]),
-        ),
-    )
-    y = least_squares(hessenberg)
-    x = tf.linalg.matvec(basis[:-1], y, transpose_a=True)
-    return tf.ensure_shape(precondition(tf.reshape(x, shape)), rhs.shape)
 
 
 class Solution(NamedTuple):

@@ -261,3 +261,22 @@ def test_never_hands_on_a_nan():
         tf.function(model.training_loss)()
     mean.c.assign(1.0)
     assert np.isfinite(model.training_loss())
+
+
+@pytest.mark.parametrize("compile", [True, False])
+def test_a_monitor_sees_the_objective_of_every_step(compile):
+    X = inputs(10, num=20)
+    model = gh.CVIModel((X, binary(X)), gpflow.kernels.Matern52(), PROBIT)
+    seen = []
+    task = gpflow.monitor.ExecuteCallback(lambda: seen.append(-float(model.ep_like_log_marginal())))
+    monitor = gpflow.monitor.Monitor(gpflow.monitor.MonitorTaskGroup(task))
+    result = gpflow.optimizers.Scipy().minimize(
+        model.training_loss,
+        model.trainable_variables,
+        step_callback=monitor,
+        compile=compile,
+        track_loss_history=True,
+    )
+    assert len(seen) == result.nit > 2
+    np.testing.assert_allclose(seen, result.loss_history, rtol=1e-8)
+    np.testing.assert_allclose(-model.ep_like_log_marginal(), result.fun, rtol=1e-8)
