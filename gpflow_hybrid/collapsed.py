@@ -48,7 +48,7 @@ def collapse(
     lambda_1: tf.Tensor,
     lambda_2: tf.Tensor,
     tolerance: tf.Tensor,
-    max_evaluations: tf.Tensor,
+    max_steps: tf.Tensor,
 ) -> Collapse:
     """Infer ``λ*`` from the given sites and solve for the weights of the total gradient of ``L_α``."""
     problem = Problem(Prior(K, mean), likelihood, (X, Y))
@@ -60,13 +60,13 @@ def collapse(
     def attempt(count: tf.Tensor, best: Solution) -> tuple[tf.Tensor, Solution]:
         first = tf.equal(count, 0)
         start = tf.nest.map_structure(lambda x, y: tf.where(first, x, y), warm, cold)
-        new = problem.newton(start, tolerance, max_evaluations)
+        new = problem.newton(start, tolerance, max_steps)
         better = first | (new.elbo > best.elbo) | ~tf.math.is_finite(best.elbo)
         return count + 1, tf.nest.map_structure(lambda x, y: tf.where(better, x, y), new, best)
 
     infinite = tf.constant(np.inf, K.dtype)
     zero = tf.constant(0)
-    nothing = Solution(cold, zero, zero, zero, -infinite, -infinite, infinite)
+    nothing = Solution(cold, zero, zero, zero, -infinite, infinite)
     _, solution = tf.while_loop(
         lambda count, best: (count < 2) & (best.residual > ACCEPTABLE_RESIDUAL),
         attempt,

@@ -133,9 +133,9 @@ def compare_objectives(
     if len(set(objectives)) != len(objectives) or not objectives:
         raise InvalidDataError(f"objectives must be distinct and not empty; found {objectives!r}.")
     X, Y = (np.asarray(tf.convert_to_tensor(d)) for d in model.data)
-    if not 2 <= num_folds <= len(X):
+    if not isinstance(num_folds, int) or not 2 <= num_folds <= len(X):
         raise InvalidDataError(
-            f"num_folds must be between 2 and the number of data ({len(X)}); found {num_folds}."
+            f"num_folds must be an integer between 2 and the number of data ({len(X)}); found {num_folds}."
         )
     splits = list(folds(len(X), num_folds, seed))
     fits = []

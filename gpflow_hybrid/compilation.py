@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 _CACHE: weakref.WeakKeyDictionary[tf.Module, dict[Hashable, Any]] = weakref.WeakKeyDictionary()
@@ -22,8 +23,16 @@ def fingerprint(module: tf.Module) -> Hashable:
 
     Variables count by identity: a trace reads their current values.
     """
+
+    def mark(value: Any) -> Hashable:
+        if isinstance(value, _VALUES):
+            return value
+        if isinstance(value, np.ndarray):  # may have been changed in place
+            return (value.shape, value.tobytes())
+        return id(value)
+
     return tuple(
-        (id(part), name, value if isinstance(value, _VALUES) else id(value))
+        (id(part), name, mark(value))
         for part in (module, *module.submodules)
         for name, value in sorted(vars(part).items())
         if not name.startswith(("_self_", "_name", "_tf"))
@@ -48,10 +57,14 @@ def call_compiled(
         def call(*args: Any) -> Any:
             return function(reference(), *args)
 
-        entries[full_key] = tf.function(call, reduce_retracing=True, autograph=False)
+        # The key has identities in it: what it identifies must live as long as the entry.
+        kept = [value for part in owner.submodules for value in (part, *vars(part).values())]
+        kept += vars(owner).values()
+        graph = tf.function(call, reduce_retracing=True, autograph=False)
+        entries[full_key] = graph, kept
     # Traced here, because init_scope silences the tapes inside the trace too; run below, where a
     # tape of the caller does not see it.
     specs = [tf.TensorSpec(a.shape, a.dtype) for a in args]
-    concrete = entries[full_key].get_concrete_function(*specs)
+    concrete = entries[full_key][0].get_concrete_function(*specs)
     with tf.init_scope():
         return concrete(*args)

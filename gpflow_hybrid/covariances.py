@@ -28,8 +28,16 @@ def latent_kernels(kernel: Kernel) -> Sequence[Kernel]:
 
 
 def covariance(kernel: Kernel, X: TensorType, X2: TensorType | None = None) -> tf.Tensor:
-    """``k(X, X2)`` per latent: ``[..., L, N, N2]``, with 1 for L if the latents share a kernel."""
-    return tf.stack([k(X, X2) for k in latent_kernels(kernel)], axis=-3)
+    """``k(X, X2)`` per latent: ``[..., L, N, N2]``, with 1 for L if the latents share a kernel.
+
+    The diagonal of ``k(X, X)`` is the kernel's own: from differences of large numbers, as inputs far
+    from zero in units of a lengthscale are, it can come out as anything.
+    """
+    K = tf.stack([k(X, X2) for k in latent_kernels(kernel)], axis=-3)
+    if X2 is not None:
+        return K
+    diagonal = tf.stack([k(X, full_cov=False) for k in latent_kernels(kernel)], axis=-2)
+    return tf.linalg.set_diag(K, diagonal)
 
 
 def variance(kernel: Kernel, X: TensorType) -> tf.Tensor:

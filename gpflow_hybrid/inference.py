@@ -112,7 +112,6 @@ class Solution(NamedTuple):
     num_steps: tf.Tensor
     num_evaluations: tf.Tensor
     elbo: tf.Tensor
-    start_elbo: tf.Tensor
     residual: tf.Tensor
 
 
@@ -200,11 +199,9 @@ class Problem:
             ],
             default=lambda: EXHAUSTED,
         )
-        return Solution(best, status, count, count + 1, best_elbo, at.elbo, best_res)
+        return Solution(best, status, count, count + 1, best_elbo, best_res)
 
-    def newton(
-        self, start: SiteValues, tolerance: tf.Tensor, max_evaluations: tf.Tensor
-    ) -> Solution:
+    def newton(self, start: SiteValues, tolerance: tf.Tensor, max_steps: tf.Tensor) -> Solution:
         """Damped Newton, monotone in the ELBO."""
         at = self.evaluate(start)
         dtype = at.elbo.dtype
@@ -236,7 +233,7 @@ class Problem:
                 return mu, step(mu)
 
             mu, delta = tf.while_loop(inadmissible, raise_damping, (mu, step(mu)))
-            return mu, SiteValues(*(x + d for x, d in zip(at.sites, delta, strict=False)))
+            return mu, SiteValues(*(x + d for x, d in zip(at.sites, delta, strict=True)))
 
         def natural_step(at: Evaluation, mu: tf.Tensor) -> Any:
             return mu, natural_gradient_step(at.q, at.sites, at.E, 1.0 / (1.0 + mu))
@@ -245,7 +242,7 @@ class Problem:
             at: Any, res: Any, mu: Any, steps: Any, evaluations: Any, failures: Any
         ) -> tf.Tensor:
             return (
-                (evaluations < max_evaluations)
+                (evaluations <= max_steps)
                 & (res > tolerance)
                 & (mu < MAX_DAMPING)
                 & tf.math.is_finite(at.elbo)
@@ -289,7 +286,7 @@ class Problem:
             ],
             default=lambda: EXHAUSTED,
         )
-        return Solution(at_end.sites, status, steps, evaluations, at_end.elbo, at.elbo, res)
+        return Solution(at_end.sites, status, steps, evaluations, at_end.elbo, res)
 
 
 def improves(gain: tf.Tensor, noise: tf.Tensor, closer: tf.Tensor) -> tf.Tensor:
@@ -310,11 +307,11 @@ def infer_newton(
     lambda_1: tf.Tensor,
     lambda_2: tf.Tensor,
     tolerance: tf.Tensor,
-    max_evaluations: tf.Tensor,
+    max_steps: tf.Tensor,
 ) -> Solution:
     """:meth:`Problem.newton` from plain tensors."""
     problem = Problem(Prior(K, mean), likelihood, (X, Y))
-    return problem.newton(SiteValues(lambda_1, lambda_2), tolerance, max_evaluations)
+    return problem.newton(SiteValues(lambda_1, lambda_2), tolerance, max_steps)
 
 
 def infer_damped(

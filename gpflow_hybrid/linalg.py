@@ -31,7 +31,7 @@ class SiteFactors(NamedTuple):
     log_det: tf.Tensor  # log|I + KΛ|                        [L]
 
 
-class SitePosterior(NamedTuple):
+class LatentPosterior(NamedTuple):
     """Shift of the mean, marginal variances and log normaliser of q, per latent."""
 
     shift: tf.Tensor  # d = Σr        [L, N]
@@ -79,7 +79,7 @@ def factorise(K: tf.Tensor, lambda_2: tf.Tensor) -> SiteFactors:
 
 def posterior_from_factors(
     K: tf.Tensor, factors: SiteFactors, r: tf.Tensor, lambda_2: tf.Tensor
-) -> SitePosterior:
+) -> LatentPosterior:
     """``d``, ``v`` and ``log Z`` without forming ``Σ``."""
     V, W = factors.V, factors.W
 
@@ -95,7 +95,7 @@ def posterior_from_factors(
         tf.linalg.diag_part(K) - tf.reduce_sum(V * V, axis=-2) + tf.reduce_sum(W * W, axis=-2)
     )
     log_normaliser = 0.5 * (tf.reduce_sum(r * shift, -1) - factors.log_det)
-    return SitePosterior(shift, variance, log_normaliser)
+    return LatentPosterior(shift, variance, log_normaliser)
 
 
 def covariance_from_factors(K: tf.Tensor, factors: SiteFactors) -> tf.Tensor:
@@ -158,14 +158,14 @@ def _site_posterior(
     return (shift, variance, log_normaliser), grad
 
 
-def site_posterior(K: tf.Tensor, r: tf.Tensor, lambda_2: tf.Tensor) -> SitePosterior:
+def site_posterior(K: tf.Tensor, r: tf.Tensor, lambda_2: tf.Tensor) -> LatentPosterior:
     """``(K, r, λ₂) → (d, v, log Z)``, differentiable in all three by a closed-form adjoint.
 
     The gradient never differentiates through a factorisation: with ``A = (I + ΛK)⁻¹ = I − ΛΣ``,
     ``K̄ = A diag(v̄) Aᵀ + sym[(A d̄)(A r)ᵀ] + z̄ (½ (A r)(A r)ᵀ − ½ Λ(I + KΛ)⁻¹)``.
     First derivatives only; asking for the second raises ``NotImplementedError``.
     """
-    return SitePosterior(*_site_posterior(K, r, lambda_2))
+    return LatentPosterior(*_site_posterior(K, r, lambda_2))
 
 
 class Marginals(NamedTuple):
@@ -184,7 +184,7 @@ def offset_sites(
 
 
 def add_prior_mean(
-    posterior: SitePosterior, prior_mean: tf.Tensor, lambda_1: tf.Tensor, lambda_2: tf.Tensor
+    posterior: LatentPosterior, prior_mean: tf.Tensor, lambda_1: tf.Tensor, lambda_2: tf.Tensor
 ) -> Marginals:
     """Back from ``g`` to ``f``: ``m = μ₀ + d`` and ``log Z += μ₀ᵀλ₁ − ½ μ₀ᵀΛμ₀``."""
     constant = tf.reduce_sum(prior_mean * (lambda_1 - 0.5 * lambda_2 * prior_mean))

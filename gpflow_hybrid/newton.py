@@ -127,7 +127,7 @@ class NewtonSystem:
     def transpose_solve(
         self, ra: tf.Tensor, rb: tf.Tensor, tolerance: float
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """``J⁻ᵀ (ra, rb)`` by preconditioned GMRES; one iteration where the latents decouple."""
+        """``J⁻ᵀ (ra, rb)`` by preconditioned GMRES; few iterations where the latents decouple."""
         M, flag = self._matrix(tf.ones((), ra.dtype))
         lu, pivots = tf.linalg.lu(tf.linalg.matrix_transpose(M))
 
@@ -140,7 +140,9 @@ class NewtonSystem:
         def apply(w: tf.Tensor) -> tf.Tensor:
             return tf.stack(self.transpose_apply(*tf.unstack(w)))
 
-        return tuple(tf.unstack(gmres(apply, precondition, tf.stack([ra, rb]) + flag, tolerance)))
+        return tuple(
+            tf.unstack(gmres(apply, precondition, tf.stack([ra, rb]) + flag, tolerance, 200))
+        )
 
 
 def _per_datum(H: tf.Tensor, x: tf.Tensor, transpose: bool = False) -> tf.Tensor:

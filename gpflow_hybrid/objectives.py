@@ -39,7 +39,11 @@ def power_of(objective: Objective) -> float:
 
 def check_power(alpha: float, name: str = "alpha") -> float:
     """``alpha`` as a float, refused outside [0, 1]."""
-    if not isinstance(alpha, numbers.Real) or not 0.0 <= float(alpha) <= 1.0:
+    if (
+        not isinstance(alpha, numbers.Real)
+        or isinstance(alpha, bool)
+        or not 0.0 <= float(alpha) <= 1.0
+    ):
         raise InvalidDataError(
             f"{name} must be a number in [0, 1] (0 is the ELBO, 1 the EP-like value); "
             f"found {alpha!r}."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import tensorflow as tf
 from check_shapes import inherit_check_shapes
@@ -77,9 +79,11 @@ class SitePosterior(AbstractPosterior):
         num_latent_gps: int,
         *,
         precompute_cache: PrecomputeCacheType | str | None,
+        before_reading: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(kernel, X_data, mean_function=mean_function)
         self.sites = sites
+        self._before_reading = before_reading
         self.num_latent_gps = num_latent_gps
         self.num_data: int | None = X_data.shape[0]
         self.update_cache(cache_type(precompute_cache))
@@ -91,6 +95,7 @@ class SitePosterior(AbstractPosterior):
         super().update_cache(precompute_cache)
 
     def _precompute(self) -> tuple[PrecomputedValue, ...]:
+        self._before_reading()
         self.sites.require_rows(self.X_data)
         assert self.mean_function is not None
         lambda_1, lambda_2 = self.sites.values

@@ -6,12 +6,21 @@ import dataclasses
 
 import tensorflow as tf
 from gpflow.base import RegressionData
-from gpflow.likelihoods import Likelihood
+from gpflow.likelihoods import (
+    Bernoulli,
+    Likelihood,
+    MonteCarloLikelihood,
+    MultiClass,
+    ScalarLikelihood,
+)
 
 from .inference import CONVERGED, EXHAUSTED, Solution
 from .likelihoods.expectations import expectation_gradients, independent_expectations
 from .linalg import Marginals
 from .newton import curvature
+
+QUADRATURE_FAILURE = 0.5
+"""Error above which the fixed point of the likelihood's quadrature is not called converged."""
 
 QUADRATURE_ERROR = 1e-2
 """Error of a likelihood's own quadrature, in nats or relative precision of a site, worth a remark."""
@@ -48,15 +57,16 @@ def report(
 ) -> InferenceResult:
     """The result object of a finished loop; ``q`` is the posterior at its sites."""
     lambda_2 = solution.sites.lambda_2
+    error = float(quadrature_error(likelihood, data, q.mean, q.variance))
     return InferenceResult(
-        converged=int(solution.status) == CONVERGED,
+        converged=int(solution.status) == CONVERGED and error <= QUADRATURE_FAILURE,
         num_steps=int(solution.num_steps),
         num_evaluations=int(solution.num_evaluations),
         elbo=float(solution.elbo),
         residual=float(solution.residual),
         min_cavity_precision=float(tf.reduce_min(1.0 / q.variance - lambda_2)),
         num_negative_sites=int(tf.math.count_nonzero(lambda_2 < 0.0)),
-        message=_outcome(solution, fixed_lr) + _quadrature_remark(q, likelihood, data),
+        message=_outcome(solution, fixed_lr) + _quadrature_remark(error, likelihood),
     )
 
 
@@ -82,15 +92,26 @@ def _outcome(solution: Solution, fixed_lr: bool) -> str:
     )
 
 
-def _quadrature_remark(q: Marginals, likelihood: Likelihood, data: RegressionData) -> str:
-    error = float(quadrature_error(likelihood, data, q.mean, q.variance))
+def _quadrature_remark(error: float, likelihood: Likelihood) -> str:
     if error <= QUADRATURE_ERROR:
         return ""
+    if isinstance(likelihood, MultiClass):
+        remedy = "raise likelihood.num_gauss_hermite_points"
+    elif isinstance(likelihood, MonteCarloLikelihood):
+        remedy = (
+            "its fixed points cannot follow them; keep the kernel's variance smaller by a prior"
+        )
+    else:
+        dimension = 1 if isinstance(likelihood, ScalarLikelihood) else likelihood.latent_dim
+        remedy = (
+            "give it more points, for example quadrature=gpflow.quadrature.NDiagGHQuadrature("
+            f"{dimension}, {100 if dimension == 1 else 40})"
+        )
+        if isinstance(likelihood, Bernoulli):
+            remedy += ", or use the exact gpflow_hybrid.likelihoods.ProbitBernoulli"
     return (
         f" The quadrature of {type(likelihood).__name__} is too coarse for these posteriors (error "
-        f"{error:.1e}), so that neither the ELBO nor the sites can be trusted: give it more points, "
-        "for example quadrature=gpflow.quadrature.NDiagGHQuadrature(1, 100), or use an exact "
-        "likelihood such as gpflow_hybrid.likelihoods.ProbitBernoulli."
+        f"{error:.1e}), so that the ELBO and the sites are not to be trusted: {remedy}."
     )
 
 

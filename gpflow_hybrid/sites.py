@@ -68,6 +68,10 @@ class Sites(Module):
         """λ is the user's own: it belongs to whatever the hyperparameters are."""
         self._bound_to.assign(tf.zeros_like(self._bound_to))
 
+    def is_bound(self) -> tf.Tensor:
+        """Whether a training loss has inferred λ."""
+        return tf.reduce_any(tf.not_equal(self._bound_to, 0))
+
     def bound_elsewhere(self, hyperparameters: tf.Tensor) -> tf.Tensor:
         """Whether λ was inferred for other hyperparameters, and has not been touched since."""
         same = tf.reduce_all(tf.equal(self._bound_to, self._binding(hyperparameters)), axis=1)

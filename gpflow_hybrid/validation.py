@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from gpflow.base import AnyNDArray, RegressionData
+from gpflow.base import AnyNDArray, RegressionData, TensorType
 from gpflow.config import default_float
 from gpflow.kernels import Kernel, MultioutputKernel
 from gpflow.likelihoods import (
@@ -19,6 +19,7 @@ from gpflow.likelihoods import (
     Gaussian,
     Likelihood,
     MultiClass,
+    MultiLatentTFPConditional,
     Ordinal,
     Poisson,
     ScalarLikelihood,
@@ -26,6 +27,7 @@ from gpflow.likelihoods import (
     StudentT,
     SwitchedLikelihood,
 )
+from gpflow.mean_functions import MeanFunction
 from gpflow.models import GPModel
 from gpflow.utilities import is_variable
 
@@ -43,6 +45,7 @@ _FLOAT_LIKELIHOODS = (
     Poisson,
     StudentT,
     SwitchedLikelihood,
+    MultiLatentTFPConditional,
 )
 
 
@@ -78,8 +81,12 @@ def prepare_data(data: Any, likelihood: Likelihood) -> RegressionData:
     _check_finite("X", X)
     _check_finite("Y", Y)
     check_labels(np.asarray(tf.convert_to_tensor(Y)), likelihood)
-    if isinstance(likelihood, Softmax) and not is_variable(Y) and Y.dtype.is_floating:
-        Y = tf.cast(Y, tf.int64)  # Softmax takes integer labels only.
+    if isinstance(likelihood, Softmax) and Y.dtype.is_floating:
+        if is_variable(Y):
+            raise InvalidDataError(
+                f"Y is a tf.Variable of {Y.dtype.name}; Softmax takes integer labels. Make it int64."
+            )
+        Y = tf.cast(Y, tf.int64)
     return X, Y
 
 
@@ -303,3 +310,13 @@ def check_step(lr: Any) -> Any:
         [tf.debugging.Assert((lr > 0) & (lr <= 1), ["lr must be in (0, 1]; found", lr])]
     ):
         return tf.identity(lr)
+
+
+def check_mean_function(mean_function: MeanFunction, X: TensorType, num_latent_gps: int) -> None:
+    """Refuse a mean function whose outputs are neither one for all latents nor one each."""
+    columns = mean_function(tf.convert_to_tensor(X)[:1]).shape[-1]
+    if columns not in (1, num_latent_gps):
+        raise InvalidDataError(
+            f"mean_function must return 1 or {num_latent_gps} column(s), one per latent GP; found "
+            f"{columns}."
+        )

@@ -83,8 +83,8 @@ def test_verdict_names_a_clear_winner(comparison):
         ({"objectives": ["elbo", "map"]}, "objective must be"),
         ({"objectives": []}, "objectives must be distinct"),
         ({"objectives": ["elbo", "elbo"]}, "objectives must be distinct"),
-        ({"num_folds": 1}, "num_folds must be between 2"),
-        ({"num_folds": 61}, "num_folds must be between 2"),
+        ({"num_folds": 1}, "num_folds must be an integer between 2"),
+        ({"num_folds": 61}, "num_folds must be an integer between 2"),
     ],
 )
 def test_bad_arguments(template, arguments, match):

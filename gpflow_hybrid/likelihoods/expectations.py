@@ -9,9 +9,10 @@ Three roads lead there, the first that fits is taken:
 
 1. a closed form of ``(1/α) log E_N[p^α]`` under the cavity ``q/t^α`` (:func:`log_expected_power`);
 2. a quadrature that covers q and the cavity at once, for likelihoods with one or two latents:
-   ``ℓ_α = ℓ_0 + (1/α) log E_q[exp(α(h − E_q h))]``, ``h = log p − log t``. The second term is a Jensen
-   gap computed with positive weights of unit sum, so that ``ℓ_α`` is continuous at α = 0 and
-   non-decreasing in α whatever the accuracy of the likelihood's own ``E_q[log p]``;
+   ``E_q h + (1/α) log E_q[exp(α(h − E_q h))]``, ``h = log p − log t``. The second term is a Jensen gap,
+   well conditioned as α → 0. ``ℓ_0`` is the likelihood's own, which may use a coarser rule; its
+   difference from ``E_q h`` enters with weight 1 − α, so that ``ℓ_α`` is continuous at α = 0, where it is
+   the ELBO of GPflow, and exact at α = 1;
 3. the same with a fixed set of points, for likelihoods with more latents. Monte-Carlo likelihoods
    take such points for ``E_q[log p]`` as well: nothing here is random.
 """
@@ -26,12 +27,14 @@ import scipy.stats
 import tensorflow as tf
 from gpflow.base import AnyNDArray, TensorType
 from gpflow.likelihoods import (
+    Bernoulli,
     Gaussian,
     Likelihood,
     MonteCarloLikelihood,
     MultiClass,
     ScalarLikelihood,
 )
+from gpflow.likelihoods.utils import inv_probit
 from gpflow.quadrature import hermgauss
 
 NUM_NODES = {1: 121, 2: 41}
@@ -53,6 +56,8 @@ def variational_expectations(
     """``E_q[log p(yₙ|fₙ)]``, ``[N]``: the likelihood's own, or fixed points where that is random."""
     if not isinstance(likelihood, MonteCarloLikelihood):
         return likelihood.variational_expectations(X, Fmu, Fvar, Y)
+    if isinstance(likelihood, ScalarLikelihood):
+        return _scalar_expectations(likelihood, X, Fmu, Fvar, Y)
     nodes, log_weights = _fixed_nodes(Fmu, Fvar)
     return _weighted_mean(log_weights, _log_prob_at(likelihood, nodes, X, Y))
 
@@ -65,6 +70,12 @@ def independent_expectations(
         return None
     if type(likelihood)._variational_expectations is not ScalarLikelihood._variational_expectations:
         return None
+    return _scalar_expectations(likelihood, X, Fmu, Fvar, Y)
+
+
+def _scalar_expectations(
+    likelihood: ScalarLikelihood, X: TensorType, Fmu: tf.Tensor, Fvar: tf.Tensor, Y: TensorType
+) -> tf.Tensor:
     q = Cavity(Fmu, Fvar, tf.zeros_like(Fmu))
     nodes, log_weights = _covering_nodes(Fmu, Fvar, q, NUM_NODES[1])
     return tf.reduce_sum(_weighted_mean(log_weights, _log_prob_at(likelihood, nodes, X, Y)), -1)
@@ -164,14 +175,14 @@ def log_expected_ratio(
     nodes, log_p, log_weights = _log_prob_and_weights(likelihood, nodes, log_weights, X, Y, Fmu)
     log_t = (lambda_1 - 0.5 * lambda_2 * nodes) * nodes  # [Q, N, L]
     if scalar:
-        gap = tf.reduce_sum(_jensen_gap(log_weights, log_p - log_t, alpha), -1)
+        terms = _mean_and_jensen_gap(log_weights, log_p - log_t, alpha)
+        mean, gap = (tf.reduce_sum(x, -1) for x in terms)
     else:
-        gap = _jensen_gap(log_weights, log_p - tf.reduce_sum(log_t, -1), alpha)
+        mean, gap = _mean_and_jensen_gap(log_weights, log_p - tf.reduce_sum(log_t, -1), alpha)
     # A cavity that does not exist is NaN; say so also where the nodes did not depend on it.
-    return expected + gap + 0.0 * tf.reduce_sum(cav.variance, -1)
+    return mean + (1.0 - alpha) * (expected - mean) + gap + 0.0 * tf.reduce_sum(cav.variance, -1)
 
 
-@functools.singledispatch
 def log_expected_power(
     likelihood: Likelihood,
     X: TensorType,
@@ -186,13 +197,27 @@ def log_expected_power(
     alpha)`` that returns one value per latent, ``[N, L]``.
     """
     method = getattr(likelihood, "log_expected_power", None)
-    return None if method is None else tf.reduce_sum(method(X, Fmu, Fvar, Y, alpha), -1)
+    if method is not None:
+        return tf.reduce_sum(method(X, Fmu, Fvar, Y, alpha), -1)
+    if _has_density_of(likelihood, Gaussian):
+        return _gaussian_power(likelihood, X, Fmu, Fvar, Y, alpha)
+    if isinstance(likelihood, MultiClass):
+        return _robust_max_power(likelihood, Fmu, Fvar, Y, alpha)
+    if _has_density_of(likelihood, Bernoulli) and likelihood.invlink is inv_probit and alpha == 1.0:
+        return likelihood.predict_log_density(X, Fmu, Fvar, Y)
+    return None
 
 
-@log_expected_power.register
-def _gaussian(
+def _has_density_of(likelihood: Likelihood, kind: type[ScalarLikelihood]) -> bool:
+    """Whether p(y|f) is that of ``kind``: a subclass may have changed it."""
+    return isinstance(likelihood, kind) and (
+        type(likelihood)._scalar_log_prob is kind._scalar_log_prob
+    )
+
+
+def _gaussian_power(
     likelihood: Gaussian, X: Any, Fmu: Any, Fvar: Any, Y: Any, alpha: float
-) -> tf.Tensor | None:
+) -> tf.Tensor:
     # E[N(y; f, s)^α]^(1/α) = (2πs)^−½ (1 + αv/s)^(−1/2α) exp(−½ (y − m)² / (s + αv))
     noise = likelihood._variance(X)  # broadcasts against [N, L]
     return -0.5 * tf.reduce_sum(
@@ -203,10 +228,9 @@ def _gaussian(
     )
 
 
-@log_expected_power.register
-def _robust_max(
-    likelihood: MultiClass, X: Any, Fmu: Any, Fvar: Any, Y: Any, alpha: float
-) -> tf.Tensor | None:
+def _robust_max_power(
+    likelihood: MultiClass, Fmu: Any, Fvar: Any, Y: Any, alpha: float
+) -> tf.Tensor:
     # p takes two values: 1 − ε where y's latent is the largest, ε/(C − 1) elsewhere.
     link = likelihood.invlink
     prob = link.prob_is_largest(Y, Fmu, Fvar, *hermgauss(likelihood.num_gauss_hermite_points))
@@ -310,8 +334,10 @@ def _weighted_mean(log_weights: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(tf.exp(log_weights) * values, 0)
 
 
-def _jensen_gap(log_weights: tf.Tensor, h: tf.Tensor, alpha: float) -> tf.Tensor:
-    """``(1/α) log Σ_j w_j exp(α(h_j − h̄))``, ``h̄ = Σ_j w_j h_j``: at least 0, well conditioned as α → 0."""
+def _mean_and_jensen_gap(
+    log_weights: tf.Tensor, h: tf.Tensor, alpha: float
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """``h̄ = Σ_j w_j h_j`` and ``(1/α) log Σ_j w_j exp(α(h_j − h̄)) ≥ 0``, well conditioned as α → 0."""
     weights = tf.exp(log_weights)
     h_bar = tf.reduce_sum(weights * h, 0)
     u = alpha * (h - h_bar)
@@ -325,4 +351,4 @@ def _jensen_gap(log_weights: tf.Tensor, h: tf.Tensor, alpha: float) -> tf.Tensor
     )
     near_zero = tf.abs(gap) < 0.5
     total = tf.where(near_zero, tf.reduce_sum(terms, 0), tf.zeros_like(gap))
-    return tf.where(near_zero, tf.math.log1p(total), gap) / alpha
+    return h_bar, tf.where(near_zero, tf.math.log1p(total), gap) / alpha

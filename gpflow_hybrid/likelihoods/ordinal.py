@@ -42,3 +42,14 @@ class Ordinal(likelihoods.Ordinal):
     def _make_phi(self, F: TensorType) -> tf.Tensor:
         upper, lower = (e - tf.reshape(F, (-1, 1)) / self.sigma for e in self._edges())
         return inv_probit(upper) - inv_probit(lower)
+
+
+def with_finite_derivatives(likelihood: likelihoods.Likelihood) -> likelihoods.Likelihood:
+    """The likelihood itself, or the same one with :class:`Ordinal` in place of GPflow's."""
+    if type(likelihood) is likelihoods.Ordinal:
+        return Ordinal.of(likelihood)
+    if type(likelihood) is likelihoods.SwitchedLikelihood:
+        parts = [with_finite_derivatives(part) for part in likelihood.likelihoods]
+        if any(new is not old for new, old in zip(parts, likelihood.likelihoods, strict=True)):
+            return likelihoods.SwitchedLikelihood(parts, quadrature=likelihood.quadrature)
+    return likelihood

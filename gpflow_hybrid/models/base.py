@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 from check_shapes import inherit_check_shapes
-from gpflow import likelihoods
 from gpflow.base import InputData, MeanAndVariance, RegressionData
 from gpflow.kernels import Kernel
 from gpflow.likelihoods import Likelihood
@@ -18,11 +17,11 @@ from gpflow.utilities import is_variable
 from ..covariances import covariance, latent_kernels, prior_mean
 from ..errors import InvalidDataError
 from ..inference import Prior
-from ..likelihoods import Ordinal
+from ..likelihoods.ordinal import with_finite_derivatives
 from ..linalg import Marginals, marginals
 from ..posteriors import NO_VALID_Q, SitePosterior, explain_invalid
 from ..sites import Sites
-from ..validation import count_latent_gps, prepare_data
+from ..validation import check_mean_function, count_latent_gps, prepare_data
 
 
 class SiteModel(GPModel, InternalDataTrainingLossMixin):
@@ -45,12 +44,12 @@ class SiteModel(GPModel, InternalDataTrainingLossMixin):
         mean_function: MeanFunction | None = None,
         num_latent_gps: int | None = None,
     ) -> None:
-        if type(likelihood) is likelihoods.Ordinal:
-            likelihood = Ordinal.of(likelihood)  # the same values, with finite derivatives
+        likelihood = with_finite_derivatives(likelihood)
         data = prepare_data(data, likelihood)
         latent_kernels(kernel)
         num_latent_gps = count_latent_gps(kernel, likelihood, data, num_latent_gps)
         super().__init__(kernel, likelihood, mean_function, num_latent_gps)
+        check_mean_function(self.mean_function, data[0], num_latent_gps)
         self.data = data
         X, _ = data
         self.sites = Sites(tf.shape(X)[0], X.shape[0], num_latent_gps)
@@ -59,6 +58,12 @@ class SiteModel(GPModel, InternalDataTrainingLossMixin):
     training_loss = tf.autograph.experimental.do_not_convert(
         InternalDataTrainingLossMixin.training_loss
     )
+
+    @property
+    def trainable_variables(self) -> tuple[tf.Variable, ...]:
+        """The variables of the hyperparameters; never λ, also after ``set_trainable(model, True)``."""
+        sites = {id(v) for v in self.sites.variables}
+        return tuple(v for v in super().trainable_variables if id(v) not in sites)
 
     def update_data(self, data: RegressionData) -> None:
         """Replace the data of a model made with ``tf.Variable`` data; the sites return to zero."""
@@ -81,7 +86,7 @@ class SiteModel(GPModel, InternalDataTrainingLossMixin):
                     f"{name} must have {rows} rows, the fixed number of its tf.Variable; found "
                     f"{found}. Build the model with tf.Variable({name}, shape=[None, {columns}])."
                 )
-        for variable, value in zip(self.data, (X, Y), strict=False):
+        for variable, value in zip(self.data, (X, Y), strict=True):
             variable.assign(tf.cast(value, variable.dtype))
         self.sites.reset(tf.shape(X)[0])
 
@@ -132,7 +137,6 @@ class SiteModel(GPModel, InternalDataTrainingLossMixin):
 
         :param precompute_cache: as in GPflow: ``"tensor"``, ``"variable"``, ``"nocache"`` or None.
         """
-        self._follow_hyperparameters()
         return SitePosterior(
             self.kernel,
             self.data[0],
@@ -140,6 +144,7 @@ class SiteModel(GPModel, InternalDataTrainingLossMixin):
             self.mean_function,
             self.num_latent_gps,
             precompute_cache=precompute_cache,
+            before_reading=self._follow_hyperparameters,
         )
 
     @inherit_check_shapes

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import numbers
+import zlib
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+import tensorflow_probability as tfp
 from check_shapes import check_shapes, inherit_check_shapes
-from gpflow.base import RegressionData
+from gpflow.base import Parameter, RegressionData
 from gpflow.kernels import Kernel
 from gpflow.likelihoods import Likelihood
 from gpflow.mean_functions import MeanFunction
@@ -36,8 +38,11 @@ from .base import SiteModel
 TRAINING_TOLERANCE = 1e-9
 """Residual to which the training loss infers: the gradient of L_α feels the residual to first order."""
 
-TRAINING_EVALUATIONS = 100
-"""Evaluations of the posterior that the training loss may take from one start."""
+TRAINING_STEPS = 100
+"""Steps that the training loss may try from one start."""
+
+PENALTY_PER_DATUM = 1e3
+"""Loss per datum, in nats, at hyperparameters that have no objective."""
 
 WARN_RESIDUAL = 1e-3
 """Residual above which the training loss says that its gradient is not exact."""
@@ -153,7 +158,6 @@ class CVIModel(SiteModel):
         :param lr: step size in (0, 1].
         """
         lr = tf.cast(check_step(lr), self.sites.lambda_1.dtype)
-        self.sites.release()
         prior = self.prior()
         q = self._marginals(prior)
         X, Y = self._data_tensors()
@@ -165,7 +169,8 @@ class CVIModel(SiteModel):
 
         def is_valid() -> tf.Tensor:
             q = marginals(*prior, *new)
-            return is_finite() & tf.math.is_finite(q.log_normaliser)
+            proper = tf.math.is_finite(q.log_normaliser) & tf.reduce_all(q.variance > 0.0)
+            return is_finite() & proper
 
         # Only negative sites can leave the cone of valid posteriors.
         valid = tf.cond(tf.reduce_all(new.lambda_2 >= 0.0), is_finite, is_valid)
@@ -178,9 +183,11 @@ class CVIModel(SiteModel):
                 self._refuse_non_finite(q, E.value, E.mean, E.variance)
                 raise InvalidPosteriorError(message)
             self.sites.assign(new)
+            self.sites.release()
             return
         with tf.control_dependencies([tf.debugging.Assert(valid, [message])]):
             self.sites.assign(SiteValues(*(tf.identity(x) for x in new)))
+            self.sites.release()
 
     def infer(
         self, *, tolerance: float = 1e-6, max_steps: int = 200, lr: float | None = None
@@ -191,13 +198,18 @@ class CVIModel(SiteModel):
         model keeps the best sites seen, always with a valid q.
 
         :param tolerance: on the relative residual of the fixed point.
-        :param max_steps: at most so many evaluations of the posterior.
+        :param max_steps: at most so many steps are tried; each costs one evaluation of the posterior.
         :param lr: instead, plain damping ``λ ← (1 − lr) λ + lr g(λ)`` as in the paper.
         """
         if not isinstance(tolerance, numbers.Real) or not tolerance > 0.0:
             raise InvalidDataError(f"tolerance must be a positive number; found {tolerance!r}.")
         if not isinstance(max_steps, numbers.Integral) or max_steps < 1:
             raise InvalidDataError(f"max_steps must be a positive integer; found {max_steps!r}.")
+        if not tf.executing_eagerly():
+            raise RuntimeError(
+                "infer() reports to Python and cannot run inside tf.function. Call it outside; inside, "
+                "model.training_loss() infers, and model.natgrad_step(lr) takes one step."
+            )
         prior = self.prior()
         dtype = prior.K.dtype
         limits = [tf.constant(tolerance, dtype), tf.constant(int(max_steps))]
@@ -205,15 +217,15 @@ class CVIModel(SiteModel):
         if lr is not None:
             limits.append(tf.constant(check_step(lr), dtype))
             function = infer_damped
-        self.sites.release()
         solution = self._run(function.__name__, function, prior, *limits)
         q = marginals(*prior, *solution.sites)
         if int(solution.status) == INVALID_START:
             self._refuse_invalid(prior, q)
-            X, Y = data = self._data_tensors()
+            X, Y = self._data_tensors()
             E = expectation_gradients(self.likelihood, X, q.mean, q.variance, Y)
             self._refuse_non_finite(q, E.value, E.mean, E.variance)
         self.sites.assign(solution.sites)
+        self.sites.release()
         data = self._data_tensors()
         return report(solution, q, self.likelihood, data, fixed_lr=lr is not None)
 
@@ -246,15 +258,43 @@ class CVIModel(SiteModel):
 
         λ moves to its optimum ``λ*`` for the present hyperparameters first, starting where it is.
         """
+        return tf.cond(self._parameters_are_proper(), self._collapsed_objective, self._penalty)
+
+    def _collapsed_objective(self) -> tf.Tensor:
         alpha = power_of(self.objective)
         prior = self.prior()
         found = self._collapse(prior, alpha)
         return surrogate(prior, found, self.likelihood, self._data_tensors(), alpha)
 
+    def _parameters_are_proper(self) -> tf.Tensor:
+        """Whether no transformed parameter has left its domain: an optimiser's long step can take a
+        lengthscale to exactly zero, where nothing has a value or a gradient."""
+        proper = tf.constant(True)
+        for parameter in self.parameters:
+            value = tf.convert_to_tensor(parameter)
+            if value.dtype.is_floating:
+                proper = proper & tf.reduce_all(tf.math.is_finite(value))
+                if isinstance(parameter.transform, (tfp.bijectors.Softplus, tfp.bijectors.Exp)):
+                    proper = proper & tf.reduce_all(value > 0.0)
+        return proper
+
+    def _penalty(self) -> tf.Tensor:
+        """An objective so low, and flat, that a line search backs away; refused at a first evaluation."""
+        message = (
+            "A parameter is zero or not finite, and training has not begun: set it to a proper value "
+            "(gpflow.utilities.print_summary(model) shows them)."
+        )
+        begun = self.sites.is_bound()
+        if tf.executing_eagerly() and not begun:
+            raise NonFiniteError(message)
+        with tf.control_dependencies([tf.debugging.Assert(begun, [message])]):
+            num_data = tf.cast(tf.shape(self.sites.lambda_1)[0], self.sites.lambda_1.dtype)
+            return -PENALTY_PER_DATUM * num_data
+
     def _collapse(self, prior: Prior, alpha: float) -> Collapse:
         dtype = prior.K.dtype
         tolerance = max(TRAINING_TOLERANCE, 1e3 * float(np.finfo(dtype.as_numpy_dtype).eps))
-        limits = (tf.constant(tolerance, dtype), tf.constant(TRAINING_EVALUATIONS))
+        limits = (tf.constant(tolerance, dtype), tf.constant(TRAINING_STEPS))
 
         def function(likelihood: Likelihood, *args: tf.Tensor) -> Collapse:
             return collapse(alpha, likelihood, *args)
@@ -289,10 +329,11 @@ class CVIModel(SiteModel):
             self.sites.bind(self._hyperparameter_values())
 
     def _hyperparameter_values(self) -> tf.Tensor:
-        """Every floating variable of the model but the sites and the data, as one vector."""
+        """A mark of the model's parts, and every floating variable but the sites and the data."""
         excluded = {id(v) for v in (*self.sites.variables, *self.data)}
+        parts = " ".join(type(part).__qualname__ for part in self.submodules)
         return tf.concat(
-            [tf.zeros([0], tf.float64)]
+            [tf.constant([zlib.crc32(parts.encode())], tf.float64)]
             + [
                 tf.cast(tf.reshape(v, [-1]), tf.float64)
                 for v in self.variables
@@ -307,6 +348,8 @@ class CVIModel(SiteModel):
         After the training loss has inferred λ, an optimiser may move θ once more. λ then follows;
         inside a graph, which would have to contain the inference, the mixture is refused.
         """
+        if not isinstance(self.sites.lambda_1, Parameter):
+            return  # a frozen copy: its sites are constants
         stale = self.sites.bound_elsewhere(self._hyperparameter_values())
         if tf.executing_eagerly():
             if stale:
