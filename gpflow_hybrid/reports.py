@@ -23,7 +23,7 @@ QUADRATURE_FAILURE = 0.5
 """Error above which the fixed point of the likelihood's quadrature is not called converged."""
 
 QUADRATURE_ERROR = 1e-2
-"""Error of a likelihood's own quadrature, in nats or relative precision of a site, worth a remark."""
+"""Error of a likelihood's own quadrature, in units of the posterior, worth a remark."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,11 +120,16 @@ def quadrature_error(
 ) -> tf.Tensor:
     """How far a likelihood's own ``E_q[log p]`` is from exact, by two symptoms; ``[]``.
 
-    Exact expectations obey the heat equation ``∂²E/∂m² = 2 ∂E/∂v``, here in units of a site's share
-    of the posterior precision; and they agree with another rule, here in nats.
+    Exact expectations obey the heat equation ``∂²E/∂m² = 2 ∂E/∂v``, and their slope ``∂E/∂m`` is that of
+    another rule; both differences are taken in units of the posterior, ``v`` and ``√v``.
     """
     E = expectation_gradients(likelihood, data[0], m, v, data[1])
     second = tf.linalg.diag_part(curvature(likelihood, data, m, v).mm)
     heat = tf.reduce_max(tf.abs(second - 2.0 * E.variance) * v)
-    other = independent_expectations(likelihood, data[0], m, v, data[1])
-    return heat if other is None else tf.maximum(heat, tf.reduce_max(tf.abs(E.value - other)))
+    with tf.GradientTape() as tape:
+        tape.watch(m)
+        other = independent_expectations(likelihood, data[0], m, v, data[1])
+    if other is None:
+        return heat
+    slope = tf.reduce_max(tf.abs(E.mean - tape.gradient(other, m)) * tf.sqrt(v))
+    return tf.maximum(heat, slope)

@@ -280,3 +280,29 @@ def test_a_monitor_sees_the_objective_of_every_step(compile):
     assert len(seen) == result.nit > 2
     np.testing.assert_allclose(seen, result.loss_history, rtol=1e-8)
     np.testing.assert_allclose(-model.ep_like_log_marginal(), result.fun, rtol=1e-8)
+
+
+def test_a_line_search_backs_away_from_a_lengthscale_of_zero():
+    X = inputs(11)
+    model = gh.CVIModel((X, binary(X)), gpflow.kernels.Matern52(), PROBIT)
+    variable = model.kernel.lengthscales.unconstrained_variable
+
+    @tf.function
+    def loss_and_gradient():
+        with tf.GradientTape() as tape:
+            loss = model.training_loss()
+        return loss, tape.gradient(loss, model.trainable_variables)
+
+    variable.assign(-2000.0)  # softplus is exactly zero
+    with pytest.raises(tf.errors.InvalidArgumentError, match="training has not begun"):
+        loss_and_gradient()
+    variable.assign(0.5)
+    proper, _ = loss_and_gradient()
+    variable.assign(-2000.0)
+    loss, gradients = loss_and_gradient()
+    assert np.isfinite(loss)
+    assert loss > proper
+    for gradient in gradients:
+        np.testing.assert_array_equal(gradient, 0.0)
+    variable.assign(0.5)
+    np.testing.assert_allclose(loss_and_gradient()[0], proper, rtol=1e-9)

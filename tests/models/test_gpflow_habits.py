@@ -27,6 +27,7 @@ from gpflow.utilities import (
 )
 
 from gpflow_hybrid import CVIModel
+from gpflow_hybrid.likelihoods import ProbitBernoulli
 
 N = 12
 
@@ -712,3 +713,40 @@ def test_float32() -> None:
         loss = model.training_loss()
     np.testing.assert_allclose(loss, expected_loss, rtol=1e-4)
     assert all(np.isfinite(g).all() for g in tape.gradient(loss, model.trainable_variables))
+
+
+def test_set_trainable_never_offers_the_sites_to_an_optimiser() -> None:
+    model = CVIModel(*_shared_parts())
+    before = [id(v) for v in model.trainable_variables]
+    gpflow.set_trainable(model, True)
+    assert model.sites.lambda_1.trainable
+    assert [id(v) for v in model.trainable_variables] == before
+
+
+def test_frozen_copy_of_a_trained_model_predicts() -> None:
+    model = CVIModel(*_shared_parts())
+    gpflow.optimizers.Scipy().minimize(
+        model.training_loss, model.trainable_variables, options={"maxiter": 2}
+    )
+    expected = model.predict_f(model.data[0])
+    frozen = gpflow.utilities.freeze(model)
+    for a, b in zip(frozen.predict_f(model.data[0]), expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10)
+
+
+def test_posterior_cache_follows_the_hyperparameters_after_training() -> None:
+    model = CVIModel(*_shared_parts())
+    model.training_loss()
+    posterior = model.posterior()
+    model.kernel.variance.assign(9.0)
+    posterior.update_cache()
+    cached = posterior.predict_f(model.data[0])
+    for a, b in zip(cached, model.predict_f(model.data[0]), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-8)
+
+
+def _shared_parts():
+    rng = np.random.default_rng(77)
+    X = rng.normal(size=(12, 1))
+    Y = (np.sin(2 * X) + 0.3 * rng.normal(size=X.shape) > 0).astype(float)
+    return (X, Y), gpflow.kernels.Matern52(), ProbitBernoulli()
