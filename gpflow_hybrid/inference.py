@@ -149,7 +149,13 @@ class Problem:
             + tf.reduce_sum(tf.abs(sites.lambda_1 * q.mean))
             + tf.reduce_sum(tf.abs(log_t))
         )
-        noise = 100.0 * np.finfo(K.dtype.as_numpy_dtype).eps * terms
+        # A wide prior: m = μ₀ + Kβ with β = λ₁ − λ₂m is a difference of much larger numbers.
+        beta = sites.lambda_1 - sites.lambda_2 * q.mean
+        cancelled = (
+            tf.reduce_sum(tf.abs(r)) * tf.reduce_sum(tf.abs(beta)) * tf.reduce_max(tf.abs(K))
+        )
+        eps = np.finfo(K.dtype.as_numpy_dtype).eps
+        noise = eps * (100.0 * terms + 4.0 * cancelled)
         return Evaluation(sites, q, Sigma, E, tf.where(ok & finite, elbo, nan), noise)
 
     def newton_system(self, at: Evaluation) -> NewtonSystem:
