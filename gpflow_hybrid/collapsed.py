@@ -18,7 +18,7 @@ from gpflow.base import RegressionData
 from gpflow.likelihoods import Likelihood
 
 from . import objectives
-from .inference import Evaluation, Prior, Problem, Residual, Solution, residual_of
+from .inference import Evaluation, Prior, Problem, Residual, Solution, problem_from, residual_of
 from .likelihoods.expectations import (
     expectation_gradients,
     expected_log_site,
@@ -38,24 +38,15 @@ class Collapse(NamedTuple):
     weights: Residual  # [N, L] each
 
 
-def collapse(
-    alpha: float,
-    likelihood: Likelihood,
-    K: tf.Tensor,
-    mean: tf.Tensor,
-    X: tf.Tensor,
-    Y: tf.Tensor,
-    lambda_1: tf.Tensor,
-    lambda_2: tf.Tensor,
-    tolerance: tf.Tensor,
-    max_steps: tf.Tensor,
-) -> Collapse:
-    """Infer ``λ*`` from the given sites and solve for the weights of the total gradient of ``L_α``."""
-    problem = Problem(Prior(K, mean), likelihood, (X, Y))
+def collapse(alpha: float, likelihood: Likelihood, *tensors: tf.Tensor) -> Collapse:
+    """Infer ``λ*`` from the given sites and solve for the weights of the total gradient of ``L_α``.
+
+    :param tensors: as for :func:`~gpflow_hybrid.inference.infer_newton`.
+    """
+    problem, warm, (tolerance, max_steps) = problem_from(likelihood, *tensors)
     # A warm start can be a bad one after a long step in θ: a cold one is then tried as well, and
     # the better kept.
-    warm = SiteValues(lambda_1, lambda_2)
-    cold = SiteValues(tf.zeros_like(lambda_1), tf.zeros_like(lambda_2))
+    cold = SiteValues(*(tf.zeros_like(x) for x in warm))
 
     def attempt(count: tf.Tensor, best: Solution) -> tuple[tf.Tensor, Solution]:
         first = tf.equal(count, 0)
@@ -64,7 +55,7 @@ def collapse(
         better = first | (new.elbo > best.elbo) | ~tf.math.is_finite(best.elbo)
         return count + 1, tf.nest.map_structure(lambda x, y: tf.where(better, x, y), new, best)
 
-    infinite = tf.constant(np.inf, K.dtype)
+    infinite = tf.constant(np.inf, warm.lambda_1.dtype)
     zero = tf.constant(0)
     nothing = Solution(cold, zero, zero, zero, -infinite, infinite)
     _, solution = tf.while_loop(

@@ -11,6 +11,7 @@ The optimum is the fixed point ``λ = g(λ)`` of the natural-gradient map
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -304,34 +305,22 @@ def _raised(mu: tf.Tensor) -> tf.Tensor:
     return tf.maximum(4.0 * mu, 0.1)
 
 
-def infer_newton(
-    likelihood: Likelihood,
-    K: tf.Tensor,
-    mean: tf.Tensor,
-    X: tf.Tensor,
-    Y: tf.Tensor,
-    lambda_1: tf.Tensor,
-    lambda_2: tf.Tensor,
-    tolerance: tf.Tensor,
-    max_steps: tf.Tensor,
-) -> Solution:
-    """:meth:`Problem.newton` from plain tensors."""
+def problem_from(
+    likelihood: Likelihood, *tensors: tf.Tensor
+) -> tuple[Problem, SiteValues, Sequence[tf.Tensor]]:
+    """A problem, its start and its limits from ``K, μ₀, X, Y, λ₁, λ₂, *limits``."""
+    K, mean, X, Y, lambda_1, lambda_2, *limits = tensors
     problem = Problem(Prior(K, mean), likelihood, (X, Y))
-    return problem.newton(SiteValues(lambda_1, lambda_2), tolerance, max_steps)
+    return problem, SiteValues(lambda_1, lambda_2), limits
 
 
-def infer_damped(
-    likelihood: Likelihood,
-    K: tf.Tensor,
-    mean: tf.Tensor,
-    X: tf.Tensor,
-    Y: tf.Tensor,
-    lambda_1: tf.Tensor,
-    lambda_2: tf.Tensor,
-    tolerance: tf.Tensor,
-    max_steps: tf.Tensor,
-    lr: tf.Tensor,
-) -> Solution:
-    """:meth:`Problem.damped` from plain tensors."""
-    problem = Problem(Prior(K, mean), likelihood, (X, Y))
-    return problem.damped(SiteValues(lambda_1, lambda_2), lr, tolerance, max_steps)
+def infer_newton(likelihood: Likelihood, *tensors: tf.Tensor) -> Solution:
+    """:meth:`Problem.newton` from plain tensors; the limits are tolerance and number of steps."""
+    problem, start, (tolerance, max_steps) = problem_from(likelihood, *tensors)
+    return problem.newton(start, tolerance, max_steps)
+
+
+def infer_damped(likelihood: Likelihood, *tensors: tf.Tensor) -> Solution:
+    """:meth:`Problem.damped` from plain tensors; the limits are followed by the step size."""
+    problem, start, (tolerance, max_steps, lr) = problem_from(likelihood, *tensors)
+    return problem.damped(start, lr, tolerance, max_steps)
