@@ -77,20 +77,22 @@ def factorise(K: tf.Tensor, lambda_2: tf.Tensor) -> SiteFactors:
     return SiteFactors(scale, chol, V, negative, W, log_det)
 
 
+def covariance_apply(K: tf.Tensor, factors: SiteFactors, x: tf.Tensor) -> tf.Tensor:
+    """``Σx`` without forming ``Σ``, ``[L, N]``."""
+    V, W = factors.V, factors.W
+    return matvec(K, x) - matvec(V, matvec(V, x), True) + matvec(W, matvec(W, x), True)
+
+
 def posterior_from_factors(
     K: tf.Tensor, factors: SiteFactors, r: tf.Tensor, lambda_2: tf.Tensor
 ) -> LatentPosterior:
     """``d``, ``v`` and ``log Z`` without forming ``Σ``."""
     V, W = factors.V, factors.W
-
-    def apply(x: tf.Tensor) -> tf.Tensor:  # Σx
-        return matvec(K, x) - matvec(V, matvec(V, x), True) + matvec(W, matvec(W, x), True)
-
-    shift = apply(r)
+    shift = covariance_apply(K, factors, r)
     # Kr is much larger than Σr where the prior is wide. One step of refinement on d = K(r − Λd):
     # the error e leads to (I + KΛ)⁻¹e = e − ΣΛe.
     error = matvec(K, r - lambda_2 * shift) - shift
-    shift = shift + error - apply(lambda_2 * error)
+    shift = shift + error - covariance_apply(K, factors, lambda_2 * error)
     variance = (
         tf.linalg.diag_part(K) - tf.reduce_sum(V * V, axis=-2) + tf.reduce_sum(W * W, axis=-2)
     )

@@ -15,7 +15,7 @@ from gpflow.base import RegressionData
 from gpflow.likelihoods import Likelihood
 
 from .errors import InvalidDataError
-from .likelihoods.expectations import cavity, log_expected_ratio
+from .likelihoods.ratios import cavity, log_expected_ratio
 from .linalg import Marginals
 from .sites import SiteValues
 
@@ -49,6 +49,16 @@ def check_power(alpha: float, name: str = "alpha") -> float:
             f"found {alpha!r}."
         )
     return float(alpha)
+
+
+def check_positive_power(alpha: float, name: str = "alpha") -> float:
+    """``alpha`` as a float, refused outside (0, 1]."""
+    if isinstance(alpha, numbers.Real) and float(alpha) == 0.0 and not isinstance(alpha, bool):
+        raise InvalidDataError(
+            f"{name} must be a number in (0, 1]; found 0, at which power EP is variational inference: "
+            "use CVIModel."
+        )
+    return check_power(alpha, name)
 
 
 def power_ep(

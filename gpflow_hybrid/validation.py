@@ -312,6 +312,15 @@ def check_step(lr: Any) -> Any:
         return tf.identity(lr)
 
 
+def check_scalar(likelihood: Likelihood, model: str) -> None:
+    """Refuse likelihoods that couple the latents of a datum, or are no likelihood at all."""
+    if isinstance(likelihood, Likelihood) and not isinstance(likelihood, ScalarLikelihood):
+        raise InvalidDataError(
+            f"likelihood must be a gpflow.likelihoods.ScalarLikelihood for {model}, one latent GP per "
+            f"factor; found {type(likelihood).__name__}. Use CVIModel, which takes every likelihood."
+        )
+
+
 def check_mean_function(mean_function: MeanFunction, X: TensorType, num_latent_gps: int) -> None:
     """Refuse a mean function whose outputs are neither one for all latents nor one each."""
     columns = mean_function(tf.convert_to_tensor(X)[:1]).shape[-1]

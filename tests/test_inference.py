@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import gpflow_hybrid as gh
-from gpflow_hybrid.newton import gmres
+from gpflow_hybrid.inference.newton import gmres
 from gpflow_hybrid.sites import SiteValues
 
 PROBIT = gh.likelihoods.ProbitBernoulli()  # one instance: its compiled graphs are reused

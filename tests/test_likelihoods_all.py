@@ -14,10 +14,10 @@ import tensorflow as tf
 from scipy.special import logsumexp, ndtr
 
 import gpflow_hybrid as gh
-from gpflow_hybrid.likelihoods.expectations import (
+from gpflow_hybrid.likelihoods.expectations import variational_expectations
+from gpflow_hybrid.likelihoods.ratios import (
     log_expected_power,
     log_expected_ratio,
-    variational_expectations,
 )
 from tests import reference
 from tests.likelihood_cases import CASES, LogCosh

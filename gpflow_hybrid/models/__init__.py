@@ -1,6 +1,9 @@
 """GPflow models whose approximate posterior is a prior times Gaussian sites."""
 
 from .base import SiteModel
+from .collapsed import CollapsedModel
 from .cvi import CVIModel
+from .ep import EPModel
+from .laplace import LaplaceModel
 
-__all__ = ["CVIModel", "SiteModel"]
+__all__ = ["CVIModel", "CollapsedModel", "EPModel", "LaplaceModel", "SiteModel"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import tensorflow as tf
-from check_shapes import inherit_check_shapes
+from check_shapes import check_shapes, inherit_check_shapes
 from gpflow.base import InputData, MeanAndVariance, RegressionData
 from gpflow.kernels import Kernel
 from gpflow.likelihoods import Likelihood
@@ -14,13 +14,15 @@ from gpflow.models.training_mixins import InternalDataTrainingLossMixin
 from gpflow.posteriors import PrecomputeCacheType
 from gpflow.utilities import is_variable
 
+from .. import objectives
 from ..covariances import covariance, latent_kernels, prior_mean
-from ..errors import InvalidDataError
-from ..inference import Prior
+from ..errors import InvalidDataError, InvalidPosteriorError
+from ..inference.common import Prior
 from ..likelihoods.ordinal import with_finite_derivatives
 from ..linalg import Marginals, marginals
+from ..objectives import check_power
 from ..posteriors import NO_VALID_Q, SitePosterior, explain_invalid
-from ..sites import Sites
+from ..sites import Sites, SiteValues
 from ..validation import check_mean_function, count_latent_gps, prepare_data
 
 
@@ -156,3 +158,58 @@ class SiteModel(GPModel, InternalDataTrainingLossMixin):
         return self.posterior(PrecomputeCacheType.NOCACHE).fused_predict_f(
             Xnew, full_cov=full_cov, full_output_cov=full_output_cov
         )
+
+    # Pure functions of (λ, θ).
+
+    @check_shapes("return: []")
+    def elbo(self) -> tf.Tensor:
+        """The evidence lower bound ``log Z + Σ E_q[log p − log t]`` (the paper's L_VI)."""
+        return self._objective_value(0.0)
+
+    @check_shapes("return: []")
+    def ep_like_log_marginal(self) -> tf.Tensor:
+        """The EP-like log marginal likelihood ``log Z + Σ log E_q[p/t]`` (the paper's L_EP).
+
+        Never less than the ELBO; usually much closer to log p(y), but not a bound on it.
+        """
+        return self._objective_value(1.0)
+
+    @check_shapes("return: []")
+    def power_ep_log_marginal(self, alpha: float) -> tf.Tensor:
+        """``L_α = log Z + (1/α) Σ log E_q[(p/t)^α]``, from the ELBO (α = 0) to EP-like (α = 1)."""
+        return self._objective_value(check_power(alpha))
+
+    @check_shapes("return: [N]")
+    @tf.autograph.experimental.do_not_convert
+    def loo_log_predictive_density(self) -> tf.Tensor:
+        """Leave-one-out densities ``log ∫ q₋ₙ(f) p(yₙ|f) df`` from the cavities, ``[N]``.
+
+        A diagnostic, and an optimistic one: maximised over hyperparameters it overfits.
+        """
+        q, sites = self._marginals(), self.sites.values
+        self._require_cavities(q, sites, 1.0)
+        return objectives.leave_one_out(q, sites, self.likelihood, self._data_tensors())
+
+    @tf.autograph.experimental.do_not_convert
+    def _objective_value(self, alpha: float) -> tf.Tensor:
+        q, sites = self._marginals(), self.sites.values
+        self._require_cavities(q, sites, alpha)
+        return objectives.power_ep(q, sites, self.likelihood, self._data_tensors(), alpha)
+
+    def _require_cavities(self, q: Marginals, sites: SiteValues, alpha: float) -> None:
+        """Refuse, per datum and in words, where ``1/v − αλ₂`` is not positive."""
+        if alpha == 0.0:
+            return
+        kept = 1.0 - alpha * sites.lambda_2 * q.variance
+        if not tf.executing_eagerly():
+            tf.debugging.assert_positive(kept, "A cavity 1/v − αλ₂ is not positive.")
+            return
+        bad = np.argwhere(~(kept.numpy() > 0.0))
+        if len(bad):
+            n, latent = bad[0]
+            raise InvalidPosteriorError(
+                f"The cavity of datum {n} (latent {latent}) does not exist: 1/v − αλ₂ = "
+                f"{(kept / q.variance).numpy()[n, latent]:.3g} with α = {alpha:g} ({len(bad)} such "
+                "data). The integral diverges there: use the ELBO or a smaller α, or run "
+                "model.infer() first."
+            )

@@ -10,61 +10,43 @@ derivative, by implicit differentiation. For the ELBO ``∂L_0/∂λ = 0`` and w
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
 
-import numpy as np
 import tensorflow as tf
 from gpflow.base import RegressionData
 from gpflow.likelihoods import Likelihood
 
-from . import objectives
-from .inference import Evaluation, Prior, Problem, Residual, Solution, problem_from, residual_of
-from .likelihoods.expectations import (
-    expectation_gradients,
-    expected_log_site,
-    log_expected_ratio,
+from .. import objectives
+from ..likelihoods.expectations import expectation_gradients, expected_log_site
+from ..likelihoods.ratios import log_expected_ratio
+from ..linalg import marginals, matvec
+from ..sites import SiteValues
+from .common import (
+    Collapse,
+    Method,
+    Prior,
+    Residual,
+    from_warm_start,
+    no_weights,
+    unpack,
+    with_total_gradient,
 )
-from .linalg import marginals, matvec
-from .sites import SiteValues
-
-ACCEPTABLE_RESIDUAL = 1e-4
-"""Residual above which an E-step from a warm start is tried again from zero sites."""
-
-
-class Collapse(NamedTuple):
-    """``λ*`` and the weights w of the residual, constants of the surrogate."""
-
-    solution: Solution
-    weights: Residual  # [N, L] each
+from .reports import quadrature_error
+from .variational import Evaluation, Problem, infer_newton, residual_of
 
 
 def collapse(alpha: float, likelihood: Likelihood, *tensors: tf.Tensor) -> Collapse:
     """Infer ``λ*`` from the given sites and solve for the weights of the total gradient of ``L_α``.
 
-    :param tensors: as for :func:`~gpflow_hybrid.inference.infer_newton`.
+    :param tensors: as for :func:`~gpflow_hybrid.inference.variational.infer_newton`.
     """
-    problem, warm, (tolerance, max_steps) = problem_from(likelihood, *tensors)
-    # A warm start can be a bad one after a long step in θ: a cold one is then tried as well, and
-    # the better kept.
-    cold = SiteValues(*(tf.zeros_like(x) for x in warm))
-
-    def attempt(count: tf.Tensor, best: Solution) -> tuple[tf.Tensor, Solution]:
-        first = tf.equal(count, 0)
-        start = tf.nest.map_structure(lambda x, y: tf.where(first, x, y), warm, cold)
-        new = problem.newton(start, tolerance, max_steps)
-        better = first | (new.elbo > best.elbo) | ~tf.math.is_finite(best.elbo)
-        return count + 1, tf.nest.map_structure(lambda x, y: tf.where(better, x, y), new, best)
-
-    infinite = tf.constant(np.inf, warm.lambda_1.dtype)
-    zero = tf.constant(0)
-    nothing = Solution(cold, zero, zero, zero, -infinite, infinite)
-    _, solution = tf.while_loop(
-        lambda count, best: (count < 2) & (best.residual > ACCEPTABLE_RESIDUAL),
-        attempt,
-        (zero, nothing),
+    *parts, warm, tolerance, max_steps = unpack(likelihood, *tensors)
+    problem = Problem(*parts)
+    solution = from_warm_start(
+        lambda start: problem.newton(start, tolerance, max_steps), warm, by_value=True
     )
     if alpha == 0.0:
-        return Collapse(solution, Residual(*cold))
+        return no_weights(solution)
     return Collapse(solution, _weights(problem, problem.evaluate(solution.sites), alpha))
 
 
@@ -96,11 +78,7 @@ def _weights(problem: Problem, at: Evaluation, alpha: float) -> Residual:
 
 
 def surrogate(
-    prior: Prior,
-    collapsed: Collapse,
-    likelihood: Likelihood,
-    data: RegressionData,
-    alpha: float,
+    alpha: float, prior: Prior, collapsed: Collapse, likelihood: Likelihood, data: RegressionData
 ) -> tf.Tensor:
     """``L_α(λ*, θ)`` with the gradient of the collapsed objective, by plain automatic differentiation."""
     sites = SiteValues(*(tf.stop_gradient(x) for x in collapsed.solution.sites))
@@ -118,14 +96,13 @@ def surrogate(
     )
     value = objectives.power_ep(q, safe, likelihood, data, alpha)
     E = expectation_gradients(likelihood, data[0], q.mean, q.variance, data[1])
-    correction = tf.add_n(
-        [
-            tf.reduce_sum(tf.stop_gradient(tf.where(ok, w, tf.zeros_like(w))) * r)
-            for ok, w, r in zip(finite, collapsed.weights, residual_of(q, sites, E), strict=True)
-        ]
+    weights = Residual(
+        *(
+            tf.where(ok, w, tf.zeros_like(w))
+            for ok, w in zip(finite, collapsed.weights, strict=True)
+        )
     )
-    # ρ is zero only to the tolerance of the E-step; the value stays that of L_α.
-    value = value + correction - tf.stop_gradient(correction)
+    value = with_total_gradient(value, weights, residual_of(q, sites, E))
     expected_log_t = expected_log_site(q.mean, q.variance, *sites)
     bound = q.log_normaliser + tf.reduce_sum(E.value) - tf.reduce_sum(expected_log_t)
     message = (
@@ -134,3 +111,19 @@ def surrogate(
     )
     tf.cond(exists, tf.no_op, lambda: tf.print(message))
     return tf.where(exists, value, bound)
+
+
+def variational_inference(alpha: float) -> Method:
+    """CVI with the learning objective ``L_α`` as a method of inference and learning."""
+    return Method(
+        key=("variational", alpha),
+        solve=infer_newton,
+        collapse=functools.partial(collapse, alpha),
+        surrogate=functools.partial(surrogate, alpha),
+        when_stalled=(
+            "no step raises the ELBO any further. Either this is the limit of the arithmetic, and "
+            "the sites can be used, or the expectations of the likelihood are not smooth: give its "
+            "quadrature more points."
+        ),
+        quadrature_error=quadrature_error,
+    )

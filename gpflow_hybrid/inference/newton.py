@@ -18,8 +18,8 @@ import tensorflow as tf
 from gpflow.base import RegressionData
 from gpflow.likelihoods import Likelihood
 
-from .likelihoods.expectations import expectation_gradients
-from .linalg import matvec
+from ..likelihoods.expectations import expectation_gradients
+from ..linalg import matvec
 
 STEP_TOLERANCE = 1e-4
 """Relative error of a step where the latents are coupled: exact enough for fast convergence."""

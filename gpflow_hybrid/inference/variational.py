@@ -11,7 +11,6 @@ The optimum is the fixed point ``λ = g(λ)`` of the natural-gradient map
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,12 +18,12 @@ import tensorflow as tf
 from gpflow.base import RegressionData
 from gpflow.likelihoods import Likelihood, ScalarLikelihood
 
-from .likelihoods.expectations import (
+from ..likelihoods.expectations import (
     ExpectationGradients,
     expectation_gradients,
     expected_log_site,
 )
-from .linalg import (
+from ..linalg import (
     Marginals,
     add_prior_mean,
     covariance_from_factors,
@@ -32,11 +31,20 @@ from .linalg import (
     offset_sites,
     posterior_from_factors,
 )
+from ..sites import SiteValues
+from .common import (
+    CONVERGED,
+    EXHAUSTED,
+    INVALID_START,
+    STALLED,
+    Prior,
+    Residual,
+    Solution,
+    is_valid,
+    relative_norm,
+    unpack,
+)
 from .newton import NewtonSystem, curvature
-from .sites import SiteValues
-
-# Status of a finished loop.
-CONVERGED, EXHAUSTED, STALLED, INVALID_START = range(4)
 
 MAX_DAMPING = 1e10
 """Where μ gives up: the ELBO cannot be raised any more at this precision."""
@@ -45,41 +53,11 @@ SHRINK_LIMIT = 0.95
 """No step may take away more than this part of a marginal's precision, or of a positive site."""
 
 
-class Prior(NamedTuple):
-    """``N(μ₀, K)`` at the data: ``K [L or 1, N, N]`` and ``mean [N, L]``."""
-
-    K: tf.Tensor
-    mean: tf.Tensor
-
-
-class Residual(NamedTuple):
-    """``g(λ) − λ`` in the coordinates a and b, ``[N, L]``: zero at the optimum of the ELBO."""
-
-    a: tf.Tensor  # ∂E/∂m − (λ₁ − λ₂m)
-    b: tf.Tensor  # −2 ∂E/∂v − λ₂
-
-
 def residual_of(q: Marginals, sites: SiteValues, E: ExpectationGradients) -> Residual:
-    """How far the sites are from the fixed point of the natural-gradient map."""
+    """``g(λ) − λ``: ``a = ∂E/∂m − (λ₁ − λ₂m)``, ``b = −2 ∂E/∂v − λ₂``; zero at the optimum of the ELBO."""
     return Residual(
         E.mean - (sites.lambda_1 - sites.lambda_2 * q.mean), -2.0 * E.variance - sites.lambda_2
     )
-
-
-def residual_norm(q: Marginals, residual: Residual, E: ExpectationGradients) -> tf.Tensor:
-    """The largest residual in units of the posterior, relative to what the likelihood says.
-
-    ``max(|b| v, |a| √v)`` over the same of ``g`` where that is less than one, so that data which
-    barely move the prior are converged too.
-    """
-    s = tf.sqrt(q.variance)
-    found = tf.maximum(
-        tf.reduce_max(tf.abs(residual.b) * q.variance), tf.reduce_max(tf.abs(residual.a) * s)
-    )
-    said = tf.maximum(
-        tf.reduce_max(tf.abs(2.0 * E.variance) * q.variance), tf.reduce_max(tf.abs(E.mean) * s)
-    )
-    return found / tf.maximum(tf.minimum(said, 1.0), 1e-30)
 
 
 def natural_gradient_step(
@@ -105,17 +83,6 @@ class Evaluation(NamedTuple):
     noise: tf.Tensor  # the rounding error to expect in the ELBO, []
 
 
-class Solution(NamedTuple):
-    """What a loop returns: the best sites seen, and how it went, as tensors."""
-
-    sites: SiteValues
-    status: tf.Tensor
-    num_steps: tf.Tensor
-    num_evaluations: tf.Tensor
-    elbo: tf.Tensor
-    residual: tf.Tensor
-
-
 class Problem:
     """One E-step: a prior, a likelihood and data, all fixed; λ is the unknown."""
 
@@ -137,8 +104,7 @@ class Problem:
         factors = factorise(K, lam)
         q = add_prior_mean(posterior_from_factors(K, factors, r, lam), mean, *sites)
         Sigma = covariance_from_factors(K, factors) if with_covariance else tf.zeros_like(K[:, :0])
-        # A variance that rounding has made non-positive is as good as an invalid q.
-        ok = tf.reduce_all(q.variance > 0.0) & tf.math.is_finite(q.log_normaliser)
+        ok = is_valid(q)
         nan = tf.constant(float("nan"), K.dtype)
         E = expectation_gradients(self.likelihood, self.data[0], q.mean, q.variance, self.data[1])
         log_t = expected_log_site(q.mean, q.variance, *sites)
@@ -169,7 +135,8 @@ class Problem:
 
     def measure(self, at: Evaluation) -> tf.Tensor:
         """The residual norm at an evaluated λ, infinite where there is no valid q."""
-        norm = residual_norm(at.q, residual_of(at.q, at.sites, at.E), at.E)
+        found = residual_of(at.q, at.sites, at.E)
+        norm = relative_norm(at.q, found, Residual(at.E.mean, -2.0 * at.E.variance))
         return tf.where(tf.math.is_finite(at.elbo), norm, tf.constant(np.inf, norm.dtype))
 
     def damped(
@@ -305,22 +272,13 @@ def _raised(mu: tf.Tensor) -> tf.Tensor:
     return tf.maximum(4.0 * mu, 0.1)
 
 
-def problem_from(
-    likelihood: Likelihood, *tensors: tf.Tensor
-) -> tuple[Problem, SiteValues, Sequence[tf.Tensor]]:
-    """A problem, its start and its limits from ``K, μ₀, X, Y, λ₁, λ₂, *limits``."""
-    K, mean, X, Y, lambda_1, lambda_2, *limits = tensors
-    problem = Problem(Prior(K, mean), likelihood, (X, Y))
-    return problem, SiteValues(lambda_1, lambda_2), limits
-
-
 def infer_newton(likelihood: Likelihood, *tensors: tf.Tensor) -> Solution:
     """:meth:`Problem.newton` from plain tensors; the limits are tolerance and number of steps."""
-    problem, start, (tolerance, max_steps) = problem_from(likelihood, *tensors)
-    return problem.newton(start, tolerance, max_steps)
+    *problem, start, tolerance, max_steps = unpack(likelihood, *tensors)
+    return Problem(*problem).newton(start, tolerance, max_steps)
 
 
 def infer_damped(likelihood: Likelihood, *tensors: tf.Tensor) -> Solution:
     """:meth:`Problem.damped` from plain tensors; the limits are followed by the step size."""
-    problem, start, (tolerance, max_steps, lr) = problem_from(likelihood, *tensors)
-    return problem.damped(start, lr, tolerance, max_steps)
+    *problem, start, tolerance, max_steps, lr = unpack(likelihood, *tensors)
+    return Problem(*problem).damped(start, lr, tolerance, max_steps)

@@ -1,8 +1,10 @@
-"""What an E-step tells the user."""
+"""What inference tells the user."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
 
 import tensorflow as tf
 from gpflow.base import RegressionData
@@ -14,9 +16,10 @@ from gpflow.likelihoods import (
     ScalarLikelihood,
 )
 
-from .inference import CONVERGED, EXHAUSTED, Solution
-from .likelihoods.expectations import expectation_gradients, independent_expectations
-from .linalg import Marginals
+from ..likelihoods.expectations import expectation_gradients, independent_expectations
+from ..linalg import Marginals, marginals
+from ..objectives import elbo
+from .common import CONVERGED, EXHAUSTED, Solution, unpack
 from .newton import curvature
 
 QUADRATURE_FAILURE = 0.5
@@ -28,7 +31,7 @@ QUADRATURE_ERROR = 1e-2
 
 @dataclasses.dataclass(frozen=True)
 class InferenceResult:
-    """How an E-step went."""
+    """How inference went."""
 
     converged: bool
     """Whether the residual came below the tolerance."""
@@ -39,7 +42,7 @@ class InferenceResult:
     elbo: float
     """The ELBO at the sites the model was left with."""
     residual: float
-    """Residual of the fixed point λ = g(λ), relative, in units of the posterior."""
+    """Residual of the method's fixed point, relative, in units of the posterior."""
     min_cavity_precision: float
     """The smallest ``1/v − λ₂``; the EP-like value needs it positive."""
     num_negative_sites: int
@@ -48,48 +51,65 @@ class InferenceResult:
     """What happened and, where it did not converge, what to do."""
 
 
-def report(
-    solution: Solution,
-    q: Marginals,
-    likelihood: Likelihood,
-    data: RegressionData,
-    fixed_lr: bool,
-) -> InferenceResult:
-    """The result object of a finished loop; ``q`` is the posterior at its sites."""
-    lambda_2 = solution.sites.lambda_2
-    error = float(quadrature_error(likelihood, data, q.mean, q.variance))
+class Diagnosis(NamedTuple):
+    """A solution and what is worth knowing at its sites, as tensors."""
+
+    solution: Solution
+    q: Marginals
+    elbo: tf.Tensor
+    min_cavity_precision: tf.Tensor
+    quadrature_error: tf.Tensor
+
+
+def with_diagnosis(
+    solve: Callable[..., Solution], error_of: Callable[..., tf.Tensor] | None
+) -> Callable[..., Diagnosis]:
+    """``solve`` followed by a look at where it ended, to be compiled as one."""
+
+    def function(likelihood: Likelihood, *tensors: tf.Tensor) -> Diagnosis:
+        solution = solve(likelihood, *tensors)
+        (K, mean), _, data, *_ = unpack(likelihood, *tensors)
+        q = marginals(K, mean, *solution.sites)
+        return Diagnosis(
+            solution,
+            q,
+            elbo(q, solution.sites, likelihood, data),
+            tf.reduce_min(1.0 / q.variance - solution.sites.lambda_2),
+            error_of(likelihood, data, q.mean, q.variance)
+            if error_of is not None
+            else tf.zeros_like(q.log_normaliser),
+        )
+
+    return function
+
+
+def report(found: Diagnosis, likelihood: Likelihood, when_stalled: str) -> InferenceResult:
+    """The result object of a finished loop."""
+    solution, error = found.solution, float(found.quadrature_error)
     return InferenceResult(
         converged=int(solution.status) == CONVERGED and error <= QUADRATURE_FAILURE,
         num_steps=int(solution.num_steps),
         num_evaluations=int(solution.num_evaluations),
-        elbo=float(solution.elbo),
+        elbo=float(found.elbo),
         residual=float(solution.residual),
-        min_cavity_precision=float(tf.reduce_min(1.0 / q.variance - lambda_2)),
-        num_negative_sites=int(tf.math.count_nonzero(lambda_2 < 0.0)),
-        message=_outcome(solution, fixed_lr) + _quadrature_remark(error, likelihood),
+        min_cavity_precision=float(found.min_cavity_precision),
+        num_negative_sites=int(tf.math.count_nonzero(solution.sites.lambda_2 < 0.0)),
+        message=_outcome(solution, when_stalled) + _quadrature_remark(error, likelihood),
     )
 
 
-def _outcome(solution: Solution, fixed_lr: bool) -> str:
+def _outcome(solution: Solution, when_stalled: str) -> str:
     status, residual = int(solution.status), float(solution.residual)
+    taken, tried = int(solution.num_steps), int(solution.num_evaluations) - 1
+    shortened = f" {tried - taken} steps were taken back and shortened." if tried > taken else ""
     if status == CONVERGED:
-        return f"Converged: residual {residual:.1e} after {int(solution.num_steps)} steps."
+        return f"Converged: residual {residual:.1e} after {taken} steps.{shortened}"
     if status == EXHAUSTED:
-        remedy = " or leave lr out: the automatic mode needs no step size." if fixed_lr else "."
         return (
-            f"Not converged: residual {residual:.1e} after {int(solution.num_evaluations)} "
-            f"evaluations of the posterior. Raise max_steps{remedy}"
+            f"Not converged: residual {residual:.1e} after {tried + 1} evaluations of the "
+            f"posterior.{shortened} Raise max_steps, or start from other sites."
         )
-    if fixed_lr:
-        return (
-            f"Not converged: a step with this lr left no valid q(f) (residual {residual:.1e} before "
-            "it). Take a smaller lr, or leave lr out: the automatic mode needs no step size."
-        )
-    return (
-        f"Not converged: at residual {residual:.1e} no step raises the ELBO any further. Either this "
-        "is the limit of the arithmetic, and the sites can be used, or the expectations of the "
-        "likelihood are not smooth: give its quadrature more points."
-    )
+    return f"Not converged: at residual {residual:.1e} {when_stalled}"
 
 
 def _quadrature_remark(error: float, likelihood: Likelihood) -> str:

@@ -1,0 +1,145 @@
+"""What the iterations share: the prior they start from, what they return, how starts are chosen."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from gpflow.base import RegressionData
+from gpflow.likelihoods import Likelihood
+
+from ..linalg import Marginals
+from ..sites import SiteValues
+
+# Status of a finished loop.
+CONVERGED, EXHAUSTED, STALLED, INVALID_START = range(4)
+
+ACCEPTABLE_RESIDUAL = 1e-4
+"""Residual above which an iteration from a warm start is tried again from zero sites."""
+
+
+class Prior(NamedTuple):
+    """``N(μ₀, K)`` at the data: ``K [L or 1, N, N]`` and ``mean [N, L]``."""
+
+    K: tf.Tensor
+    mean: tf.Tensor
+
+
+class Residual(NamedTuple):
+    """Where the fixed point map leads from λ, less λ: ``a = δλ₁ − m δλ₂`` and ``b = δλ₂``, ``[N, L]``."""
+
+    a: tf.Tensor
+    b: tf.Tensor
+
+
+class Solution(NamedTuple):
+    """What an iteration returns: the best sites seen, and how it went, as tensors."""
+
+    sites: SiteValues
+    status: tf.Tensor
+    num_steps: tf.Tensor
+    num_evaluations: tf.Tensor
+    value: tf.Tensor
+    """What the iteration raises: the ELBO, Laplace's log joint; for EP its log marginal likelihood."""
+    residual: tf.Tensor
+
+
+class Collapse(NamedTuple):
+    """``λ*`` and the weights w of the residual ρ in the total gradient, ``dL = ∂L + wᵀ∂ρ``."""
+
+    solution: Solution
+    weights: Residual
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """How sites are updated and which value is learnt from: all that distinguishes two site models.
+
+    ``solve`` and ``collapse`` take ``(likelihood, K, μ₀, X, Y, λ₁, λ₂, tolerance, max_steps)``.
+    """
+
+    key: Hashable
+    """What a compiled graph of the method depends on, beside the likelihood."""
+    solve: Callable[..., Solution]
+    """From one start to the fixed point."""
+    collapse: Callable[..., Collapse]
+    """The fixed point for a training loss, and the weights of its total gradient."""
+    surrogate: Callable[[Prior, Collapse, Likelihood, RegressionData], tf.Tensor]
+    """The learning objective, whose automatic derivative at constant λ* is the total one."""
+    when_stalled: str
+    """What it means that the iteration cannot go on, and what to do."""
+    quadrature_error: Callable[..., tf.Tensor] | None = None
+    """How far the likelihood's own expectations are from exact, where the method relies on them."""
+
+
+def unpack(likelihood: Likelihood, *tensors: tf.Tensor) -> tuple[Any, ...]:
+    """``prior, likelihood, data, start, *limits`` from ``K, μ₀, X, Y, λ₁, λ₂, *limits``."""
+    K, mean, X, Y, lambda_1, lambda_2, *limits = tensors
+    return Prior(K, mean), likelihood, (X, Y), SiteValues(lambda_1, lambda_2), *limits
+
+
+def with_total_gradient(value: tf.Tensor, weights: Residual, residual: Residual) -> tf.Tensor:
+    """``L + wᵀρ``: the derivative is the total one, and the value that of ``L(λ*)`` to second order in ρ,
+    which is zero only to the iteration's tolerance."""
+    return value + tf.add_n(
+        [tf.reduce_sum(tf.stop_gradient(w) * r) for w, r in zip(weights, residual, strict=True)]
+    )
+
+
+def no_weights(solution: Solution) -> Collapse:
+    """The collapse of an objective that is stationary in λ at the solution."""
+    return Collapse(solution, Residual(*(tf.zeros_like(x) for x in solution.sites)))
+
+
+def relative_norm(q: Marginals, found: Residual, said: Residual) -> tf.Tensor:
+    """The largest residual in units of the posterior, relative to what the likelihood says.
+
+    ``max(|b| v, |a| √v)`` over the same of ``said`` where that is less than one, so that data which
+    barely move the prior are converged too.
+    """
+
+    def size(x: Residual) -> tf.Tensor:
+        return tf.maximum(
+            tf.reduce_max(tf.abs(x.b) * q.variance),
+            tf.reduce_max(tf.abs(x.a) * tf.sqrt(q.variance)),
+        )
+
+    return size(found) / tf.maximum(tf.minimum(size(said), 1.0), 1e-30)
+
+
+def is_valid(q: Marginals) -> tf.Tensor:
+    """Whether q is a proper Gaussian: a variance that rounding has made non-positive is as bad as NaN."""
+    return tf.reduce_all(q.variance > 0.0) & tf.math.is_finite(q.log_normaliser)
+
+
+def from_warm_start(
+    solve: Callable[[SiteValues], Solution], warm: SiteValues, *, by_value: bool
+) -> Solution:
+    """``solve(warm)``; if that does not come near a solution, ``solve(0)`` as well, and the better.
+
+    A warm start can be a bad one after a long step in the hyperparameters.
+
+    :param by_value: whether the better is the one of higher value, or of smaller residual.
+    """
+    cold = SiteValues(*(tf.zeros_like(x) for x in warm))
+
+    def attempt(count: tf.Tensor, best: Solution) -> tuple[tf.Tensor, Solution]:
+        first = tf.equal(count, 0)
+        start = tf.nest.map_structure(lambda x, y: tf.where(first, x, y), warm, cold)
+        new = solve(start)
+        higher = new.value > best.value if by_value else new.residual < best.residual
+        better = first | higher | ~tf.math.is_finite(best.value)
+        return count + 1, tf.nest.map_structure(lambda x, y: tf.where(better, x, y), new, best)
+
+    infinite = tf.constant(np.inf, warm.lambda_1.dtype)
+    zero = tf.constant(0)
+    nothing = Solution(cold, zero, zero, zero, -infinite, infinite)
+    _, solution = tf.while_loop(
+        lambda count, best: (count < 2) & (best.residual > ACCEPTABLE_RESIDUAL),
+        attempt,
+        (zero, nothing),
+    )
+    return solution

@@ -1,0 +1,138 @@
+"""Deterministic quadrature under q(fₙ): where to evaluate ``log p(y|f)``, and with which weights."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import scipy.stats
+import tensorflow as tf
+from gpflow.base import AnyNDArray, TensorType
+from gpflow.likelihoods import Likelihood, ScalarLikelihood
+
+NUM_NODES = {1: 121, 2: 41}
+"""Nodes per latent of the quadrature that covers q and cavity."""
+
+NUM_HERMITE_POINTS = {1: 40, 2: 20, 3: 12}
+"""Gauss–Hermite points per latent that replace Monte Carlo."""
+
+NUM_SOBOL_POINTS = 1024
+"""Points that replace Monte Carlo where a product rule would be too large."""
+
+WINDOW = 9.0
+"""Half-width of the quadrature's window, in standard deviations of q and of the cavity."""
+
+
+def log_prob_at(
+    likelihood: Likelihood, nodes: tf.Tensor, X: TensorType, Y: TensorType
+) -> tf.Tensor:
+    """``log p(y|f)`` at nodes ``[Q, N, L]``: ``[Q, N, L]`` for scalar likelihoods, else ``[Q, N]``.
+
+    Nodes and data become one list of rows, since some likelihoods of GPflow accept nothing else.
+    """
+    Q, N, L = tf.unstack(tf.shape(nodes))
+    rows = tf.reshape(nodes, [Q * N, L])
+    X_rows, Y_rows = (tf.tile(tf.convert_to_tensor(a), [Q, 1]) for a in (X, Y))
+    if isinstance(likelihood, ScalarLikelihood):
+        return tf.reshape(likelihood._scalar_log_prob(X_rows, rows, Y_rows), [Q, N, L])
+    return tf.reshape(likelihood.log_prob(X_rows, rows, Y_rows), [Q, N])
+
+
+def log_prob_and_weights(
+    likelihood: Likelihood,
+    nodes: tf.Tensor,
+    log_weights: tf.Tensor,
+    X: TensorType,
+    Y: TensorType,
+    Fmu: tf.Tensor,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Nodes, ``log p`` there and weights, without the far nodes where ``log p`` overflows.
+
+    Such a node (``exp(f)`` at f = 1000, say) has p = 0. It moves to the mean with weight zero, so
+    that neither the value nor the gradient meets an infinity.
+    """
+    overflow = ~tf.math.is_finite(log_prob_at(likelihood, tf.stop_gradient(nodes), X, Y))
+    node_overflow = overflow if len(overflow.shape) == 3 else overflow[..., None]
+    nodes = tf.where(node_overflow, tf.broadcast_to(Fmu, tf.shape(nodes)), nodes)
+    log_weights = tf.where(
+        overflow,
+        tf.constant(-np.inf, nodes.dtype),
+        log_weights + tf.zeros_like(overflow, nodes.dtype),
+    )
+    return nodes, log_prob_at(likelihood, nodes, X, Y), log_weights
+
+
+def covering_nodes(
+    Fmu: tf.Tensor, Fvar: tf.Tensor, cavity_mean: tf.Tensor, cavity_variance: tf.Tensor, num: int
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Nodes ``[num, N, L]`` and log weights of q that also resolve the cavity, which may be much wider.
+
+    ``f = m + √v sinh(u)`` with the trapezoidal rule in u: spacing grows from q's scale to the
+    cavity's, and the rule converges exponentially for integrands that decay at both ends.
+    """
+    s = tf.sqrt(Fvar)
+    reach = (tf.abs(cavity_mean - Fmu) + WINDOW * tf.sqrt(cavity_variance)) / s
+    end = tf.asinh(tf.maximum(reach, WINDOW))
+    u = tf.reshape(tf.linspace(-tf.ones((), s.dtype), 1.0, num), [num, 1, 1]) * end
+    u = tf.stop_gradient(u)
+    z = tf.sinh(u)
+    log_weights = -0.5 * tf.square(z) + tf.math.log(tf.cosh(u))
+    return Fmu + s * z, log_weights - tf.reduce_logsumexp(log_weights, 0, keepdims=True)
+
+
+def product_rule(nodes: tf.Tensor, log_weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The product rule of two one-dimensional ones, ``[Q, N, 2] → [Q², N, 2], [Q², N]``."""
+    Q = nodes.shape[0]
+    i, j = (np.ravel(a) for a in np.meshgrid(np.arange(Q), np.arange(Q), indexing="ij"))
+    pair = [tf.gather(nodes[..., 0], i), tf.gather(nodes[..., 1], j)]
+    weight = tf.gather(log_weights[..., 0], i) + tf.gather(log_weights[..., 1], j)
+    return tf.stack(pair, -1), weight
+
+
+@functools.cache
+def _standard_normal_points(num_latent: int) -> tuple[AnyNDArray, AnyNDArray]:
+    """Points ``[Q, L]`` and log weights ``[Q]`` for N(0, I): a Gauss–Hermite product, or Sobol points."""
+    if num_latent in NUM_HERMITE_POINTS:
+        x, w = np.polynomial.hermite_e.hermegauss(NUM_HERMITE_POINTS[num_latent])
+        points = np.stack(np.meshgrid(*[x] * num_latent, indexing="ij"), -1)
+        weights = functools.reduce(np.multiply.outer, [w / w.sum()] * num_latent)
+        return points.reshape(-1, num_latent), np.log(weights.ravel())
+    half = scipy.stats.qmc.MultivariateNormalQMC(
+        np.zeros(num_latent), seed=np.random.default_rng(0)
+    ).random(NUM_SOBOL_POINTS // 2)
+    # Points and their mirror images: odd moments are exact.
+    points = np.concatenate([half, -half])
+    points = points / np.sqrt(np.mean(points**2, axis=0))
+    return points, np.full(len(points), -np.log(len(points)))
+
+
+def fixed_nodes(Fmu: tf.Tensor, Fvar: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """A fixed rule for q: nodes ``[Q, N, L]`` and log weights ``[Q, 1]``."""
+    points, log_weights = _standard_normal_points(int(Fmu.shape[-1]))
+    z = tf.constant(points[:, None, :], Fmu.dtype)
+    return Fmu + tf.sqrt(Fvar) * z, tf.constant(log_weights[:, None], Fmu.dtype)
+
+
+def weighted_mean(log_weights: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    """``Σ_j w_j values_j`` over the leading axis."""
+    return tf.reduce_sum(tf.exp(log_weights) * values, 0)
+
+
+def mean_and_jensen_gap(
+    log_weights: tf.Tensor, h: tf.Tensor, alpha: float
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """``h̄ = Σ_j w_j h_j`` and ``(1/α) log Σ_j w_j exp(α(h_j − h̄)) ≥ 0``, well conditioned as α → 0."""
+    weights = tf.exp(log_weights)
+    h_bar = tf.reduce_sum(weights * h, 0)
+    u = alpha * (h - h_bar)
+    gap = tf.reduce_logsumexp(log_weights + u, 0)
+    # Near zero: log1p of Σ w (eᵘ − 1), each term without cancellation.
+    small = tf.abs(u) < 1.0
+    terms = tf.where(
+        small,
+        weights * tf.math.expm1(tf.where(small, u, tf.zeros_like(u))),
+        tf.exp(tf.minimum(log_weights + u, 1.0)) - weights,
+    )
+    near_zero = tf.abs(gap) < 0.5
+    total = tf.where(near_zero, tf.reduce_sum(terms, 0), tf.zeros_like(gap))
+    return h_bar, tf.where(near_zero, tf.math.log1p(total), gap) / alpha

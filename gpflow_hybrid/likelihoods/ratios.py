@@ -1,0 +1,175 @@
+"""Ratios of likelihood and site under q(fₙ): what the power-EP family needs.
+
+For sites ``t(f) = exp(λ₁f − ½λ₂f²)`` and ``0 < α ≤ 1``,
+
+    ℓ_α(q, t) = (1/α) log E_q[(p(y|f) / t(f))^α],     ℓ_0 = E_q[log p − log t].
+
+Three roads lead there, the first that fits is taken:
+
+1. a closed form of ``(1/α) log E_N[p^α]`` under the cavity ``q/t^α`` (:func:`log_expected_power`);
+2. a quadrature that covers q and the cavity at once, for likelihoods with one or two latents:
+   ``E_q h + (1/α) log E_q[exp(α(h − E_q h))]``, ``h = log p − log t``. The second term is a Jensen gap,
+   well conditioned as α → 0. ``ℓ_0`` is the likelihood's own, which may use a coarser rule; its
+   difference from ``E_q h`` enters with weight 1 − α, so that ``ℓ_α`` is continuous at α = 0, where it is
+   the ELBO of GPflow, and exact at α = 1;
+3. the same with a fixed set of points, for likelihoods with more latents.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from gpflow.base import TensorType
+from gpflow.likelihoods import (
+    Bernoulli,
+    Gaussian,
+    Likelihood,
+    MonteCarloLikelihood,
+    MultiClass,
+    ScalarLikelihood,
+)
+from gpflow.likelihoods.utils import inv_probit
+from gpflow.quadrature import hermgauss
+
+from .expectations import expected_log_site, variational_expectations
+from .nodes import (
+    NUM_NODES,
+    covering_nodes,
+    fixed_nodes,
+    log_prob_and_weights,
+    mean_and_jensen_gap,
+    product_rule,
+)
+
+
+class Cavity(NamedTuple):
+    """``q(f)/t(f)^α = exp(log_scale) N(f; mean, variance)``, ``[N, L]`` each."""
+
+    mean: tf.Tensor
+    variance: tf.Tensor
+    log_scale_over_alpha: tf.Tensor  # (1/α) log E_q[t^−α]
+
+
+def cavity(
+    Fmu: tf.Tensor, Fvar: tf.Tensor, lambda_1: tf.Tensor, lambda_2: tf.Tensor, alpha: float
+) -> Cavity:
+    """The cavity of every datum; it exists where ``1/v − αλ₂ > 0`` and is NaN elsewhere.
+
+    ``log E_q[t^−α] = −α log t(m) − ½ log(1 − αλ₂v) + ½ α² (λ₁ − λ₂m)² v / (1 − αλ₂v)``
+    """
+    slope = lambda_1 - lambda_2 * Fmu
+    kept = 1.0 - alpha * lambda_2 * Fvar  # v / v₋ₙ
+    variance = Fvar / kept
+    return Cavity(
+        Fmu - alpha * slope * variance,
+        tf.where(kept > 0.0, variance, tf.constant(np.nan, Fvar.dtype)),
+        -(lambda_1 - 0.5 * lambda_2 * Fmu) * Fmu
+        - 0.5 * tf.math.log1p(-alpha * lambda_2 * Fvar) / alpha
+        + 0.5 * alpha * tf.square(slope) * variance,
+    )
+
+
+def log_expected_ratio(
+    likelihood: Likelihood,
+    X: TensorType,
+    Fmu: tf.Tensor,
+    Fvar: tf.Tensor,
+    Y: TensorType,
+    lambda_1: tf.Tensor,
+    lambda_2: tf.Tensor,
+    alpha: float,
+) -> tf.Tensor:
+    """``ℓ_α = (1/α) log E_q[(p/t)^α]``, and ``E_q[log p − log t]`` at α = 0; ``[N]``.
+
+    NaN where the cavity ``1/v − αλ₂`` is not positive: there the integral diverges.
+    """
+    if alpha > 0.0:
+        cav = cavity(Fmu, Fvar, lambda_1, lambda_2, alpha)
+        closed_form = log_expected_power(likelihood, X, cav.mean, cav.variance, Y, alpha)
+        if closed_form is not None:
+            return closed_form + tf.reduce_sum(cav.log_scale_over_alpha, -1)
+
+    expected = variational_expectations(likelihood, X, Fmu, Fvar, Y) - tf.reduce_sum(
+        expected_log_site(Fmu, Fvar, lambda_1, lambda_2), -1
+    )
+    if alpha == 0.0:
+        return expected
+
+    num_latent = Fmu.shape[-1]
+    scalar = isinstance(likelihood, ScalarLikelihood)
+    if scalar:
+        # The latents are independent given y: a one-dimensional rule for each.
+        nodes, log_weights = covering_nodes(Fmu, Fvar, cav.mean, cav.variance, NUM_NODES[1])
+    elif num_latent in NUM_NODES and not isinstance(likelihood, MonteCarloLikelihood):
+        nodes, log_weights = product_rule(
+            *covering_nodes(Fmu, Fvar, cav.mean, cav.variance, NUM_NODES[num_latent])
+        )
+    else:
+        nodes, log_weights = fixed_nodes(Fmu, Fvar)
+    nodes, log_p, log_weights = log_prob_and_weights(likelihood, nodes, log_weights, X, Y, Fmu)
+    log_t = (lambda_1 - 0.5 * lambda_2 * nodes) * nodes  # [Q, N, L]
+    if scalar:
+        terms = mean_and_jensen_gap(log_weights, log_p - log_t, alpha)
+        mean, gap = (tf.reduce_sum(x, -1) for x in terms)
+    else:
+        mean, gap = mean_and_jensen_gap(log_weights, log_p - tf.reduce_sum(log_t, -1), alpha)
+    # A cavity that does not exist is NaN; say so also where the nodes did not depend on it.
+    return mean + (1.0 - alpha) * (expected - mean) + gap + 0.0 * tf.reduce_sum(cav.variance, -1)
+
+
+def log_expected_power(
+    likelihood: Likelihood,
+    X: TensorType,
+    Fmu: tf.Tensor,
+    Fvar: tf.Tensor,
+    Y: TensorType,
+    alpha: float,
+) -> tf.Tensor | None:
+    """``(1/α) log E_N(f; Fmu, Fvar)[p(y|f)^α]`` in closed form, ``[N]``; None where there is none.
+
+    A likelihood of the user's own joins by defining a method ``log_expected_power(X, Fmu, Fvar, Y,
+    alpha)`` that returns one value per latent, ``[N, L]``.
+    """
+    method = getattr(likelihood, "log_expected_power", None)
+    if method is not None:
+        return tf.reduce_sum(method(X, Fmu, Fvar, Y, alpha), -1)
+    if _has_density_of(likelihood, Gaussian):
+        return _gaussian_power(likelihood, X, Fmu, Fvar, Y, alpha)
+    if isinstance(likelihood, MultiClass):
+        return _robust_max_power(likelihood, Fmu, Fvar, Y, alpha)
+    if _has_density_of(likelihood, Bernoulli) and likelihood.invlink is inv_probit and alpha == 1.0:
+        return likelihood.predict_log_density(X, Fmu, Fvar, Y)
+    return None
+
+
+def _has_density_of(likelihood: Likelihood, kind: type[ScalarLikelihood]) -> bool:
+    """Whether p(y|f) is that of ``kind``: a subclass may have changed it."""
+    return isinstance(likelihood, kind) and (
+        type(likelihood)._scalar_log_prob is kind._scalar_log_prob
+    )
+
+
+def _gaussian_power(
+    likelihood: Gaussian, X: Any, Fmu: Any, Fvar: Any, Y: Any, alpha: float
+) -> tf.Tensor:
+    # E[N(y; f, s)^α]^(1/α) = (2πs)^−½ (1 + αv/s)^(−1/2α) exp(−½ (y − m)² / (s + αv))
+    noise = likelihood._variance(X)  # broadcasts against [N, L]
+    return -0.5 * tf.reduce_sum(
+        tf.math.log(2.0 * np.pi * noise)
+        + tf.math.log1p(alpha * Fvar / noise) / alpha
+        + tf.square(Y - Fmu) / (noise + alpha * Fvar),
+        -1,
+    )
+
+
+def _robust_max_power(
+    likelihood: MultiClass, Fmu: Any, Fvar: Any, Y: Any, alpha: float
+) -> tf.Tensor:
+    # p takes two values: 1 − ε where y's latent is the largest, ε/(C − 1) elsewhere.
+    link = likelihood.invlink
+    prob = link.prob_is_largest(Y, Fmu, Fvar, *hermgauss(likelihood.num_gauss_hermite_points))
+    hit = tf.math.expm1(alpha * tf.math.log(1.0 - link.epsilon))
+    miss = tf.math.expm1(alpha * tf.math.log(link.eps_k1))
+    return tf.reduce_sum(tf.math.log1p(prob * hit + (1.0 - prob) * miss), -1) / alpha
