@@ -71,6 +71,8 @@ class Method:
     """The learning objective, whose automatic derivative at constant λ* is the total one."""
     when_stalled: str
     """What it means that the iteration cannot go on, and what to do."""
+    when_exhausted: str = "Raise max_steps."
+    """What to do when the steps did not suffice."""
     quadrature_error: Callable[..., tf.Tensor] | None = None
     """How far the likelihood's own expectations are from exact, where the method relies on them."""
 

@@ -19,7 +19,7 @@ from gpflow.likelihoods import (
 from ..likelihoods.expectations import expectation_gradients, independent_expectations
 from ..linalg import Marginals, marginals
 from ..objectives import elbo
-from .common import CONVERGED, EXHAUSTED, Solution, unpack
+from .common import CONVERGED, EXHAUSTED, Method, Solution, unpack
 from .newton import curvature
 
 QUADRATURE_FAILURE = 0.5
@@ -61,13 +61,12 @@ class Diagnosis(NamedTuple):
     quadrature_error: tf.Tensor
 
 
-def with_diagnosis(
-    solve: Callable[..., Solution], error_of: Callable[..., tf.Tensor] | None
-) -> Callable[..., Diagnosis]:
-    """``solve`` followed by a look at where it ended, to be compiled as one."""
+def with_diagnosis(method: Method) -> Callable[..., Diagnosis]:
+    """``method.solve`` followed by a look at where it ended, to be compiled as one."""
+    error_of = method.quadrature_error
 
     def function(likelihood: Likelihood, *tensors: tf.Tensor) -> Diagnosis:
-        solution = solve(likelihood, *tensors)
+        solution = method.solve(likelihood, *tensors)
         (K, mean), _, data, *_ = unpack(likelihood, *tensors)
         q = marginals(K, mean, *solution.sites)
         return Diagnosis(
@@ -83,7 +82,7 @@ def with_diagnosis(
     return function
 
 
-def report(found: Diagnosis, likelihood: Likelihood, when_stalled: str) -> InferenceResult:
+def report(found: Diagnosis, likelihood: Likelihood, method: Method) -> InferenceResult:
     """The result object of a finished loop."""
     solution, error = found.solution, float(found.quadrature_error)
     return InferenceResult(
@@ -94,11 +93,11 @@ def report(found: Diagnosis, likelihood: Likelihood, when_stalled: str) -> Infer
         residual=float(solution.residual),
         min_cavity_precision=float(found.min_cavity_precision),
         num_negative_sites=int(tf.math.count_nonzero(solution.sites.lambda_2 < 0.0)),
-        message=_outcome(solution, when_stalled) + _quadrature_remark(error, likelihood),
+        message=_outcome(solution, method) + _quadrature_remark(error, likelihood),
     )
 
 
-def _outcome(solution: Solution, when_stalled: str) -> str:
+def _outcome(solution: Solution, method: Method) -> str:
     status, residual = int(solution.status), float(solution.residual)
     taken, tried = int(solution.num_steps), int(solution.num_evaluations) - 1
     shortened = f" {tried - taken} steps were taken back and shortened." if tried > taken else ""
@@ -107,9 +106,9 @@ def _outcome(solution: Solution, when_stalled: str) -> str:
     if status == EXHAUSTED:
         return (
             f"Not converged: residual {residual:.1e} after {tried + 1} evaluations of the "
-            f"posterior.{shortened} Raise max_steps, or start from other sites."
+            f"posterior.{shortened} {method.when_exhausted}"
         )
-    return f"Not converged: at residual {residual:.1e} {when_stalled}"
+    return f"Not converged: at residual {residual:.1e} {method.when_stalled}"
 
 
 def _quadrature_remark(error: float, likelihood: Likelihood) -> str:

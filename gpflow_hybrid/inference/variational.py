@@ -72,6 +72,29 @@ def natural_gradient_step(
     )
 
 
+def natural_gradient_steps(
+    prior: Prior,
+    likelihood: Likelihood,
+    data: RegressionData,
+    start: SiteValues,
+    num_steps: int,
+    lr: float,
+) -> tuple[SiteValues, tf.Tensor, tf.Tensor]:
+    """So many steps of fixed size; λ, the residual there, and whether every q on the way was valid."""
+    problem = Problem(prior, likelihood, data)
+    lr = tf.constant(lr, start.lambda_1.dtype)
+
+    def body(i: tf.Tensor, at: Evaluation) -> tuple[tf.Tensor, Evaluation]:
+        proposal = natural_gradient_step(at.q, at.sites, at.E, lr)
+        return i + 1, problem.evaluate(proposal, with_covariance=False)
+
+    first = problem.evaluate(start, with_covariance=False)
+    _, last = tf.while_loop(
+        lambda i, at: (i < num_steps) & tf.math.is_finite(at.elbo), body, (tf.constant(0), first)
+    )
+    return last.sites, problem.measure(last), tf.math.is_finite(last.elbo)
+
+
 class Evaluation(NamedTuple):
     """Everything known at one λ."""
 

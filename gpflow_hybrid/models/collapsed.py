@@ -65,20 +65,10 @@ class CollapsedModel(SiteModel):
         :param tolerance: on the relative residual of the fixed point.
         :param max_steps: at most so many steps are tried; each costs one evaluation of the posterior.
         """
-        method = self._method()
-        return self._infer(
-            method.key, method.solve, method.when_stalled, method, tolerance, max_steps
-        )
+        return self._infer(self._method(), tolerance, max_steps)
 
     def _infer(
-        self,
-        key: Hashable,
-        solve: Callable[..., Solution],
-        when_stalled: str,
-        method: Method,
-        tolerance: float,
-        max_steps: int,
-        *more_limits: tf.Tensor,
+        self, method: Method, tolerance: float, max_steps: int, *more_limits: tf.Tensor
     ) -> InferenceResult:
         if not isinstance(tolerance, numbers.Real) or not tolerance > 0.0:
             raise InvalidDataError(f"tolerance must be a positive number; found {tolerance!r}.")
@@ -91,13 +81,17 @@ class CollapsedModel(SiteModel):
             )
         prior = self.prior()
         limits = (tf.constant(tolerance, prior.K.dtype), tf.constant(int(max_steps)), *more_limits)
-        function = with_diagnosis(solve, method.quadrature_error)
-        found = self._run(("infer", key), function, prior, self.sites.values, *limits)
+        found = self._diagnose(method, prior, self.sites.values, *limits)
         if int(found.solution.status) == INVALID_START:
             self._refuse_start(prior, found)
         self.sites.assign(found.solution.sites)
         self.sites.release()
-        return report(found, self.likelihood, when_stalled)
+        return report(found, self.likelihood, method)
+
+    def _diagnose(
+        self, method: Method, prior: Prior, start: SiteValues, *limits: tf.Tensor
+    ) -> Diagnosis:
+        return self._run(("infer", method.key), with_diagnosis(method), prior, start, *limits)
 
     def _run(
         self,
@@ -254,13 +248,11 @@ class CollapsedModel(SiteModel):
         """``λ*`` for the present hyperparameters by the graph of :meth:`infer`, from warm, then cold."""
         method = self._method()
         prior = Prior(*(tf.stop_gradient(x) for x in self.prior()))
-        function = with_diagnosis(method.solve, method.quadrature_error)
         warm = self.sites.values
         found = []
         for start in (warm, SiteValues(*(tf.zeros_like(x) for x in warm))):
             limits = self._training_limits(prior.K.dtype)
-            diagnosis = self._run(("infer", method.key), function, prior, start, *limits)
-            found.append(diagnosis.solution)
+            found.append(self._diagnose(method, prior, start, *limits).solution)
             if found[-1].residual <= ACCEPTABLE_RESIDUAL:
                 break
         return min(found, key=lambda solution: float(solution.residual))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import tensorflow as tf
@@ -84,12 +85,15 @@ class CVIModel(CollapsedModel):
         if lr is None:
             return super().infer(tolerance=tolerance, max_steps=max_steps)
         step = tf.constant(check_step(lr), self.sites.lambda_1.dtype)
-        remedy = (
-            "a step with this lr left no valid q(f). Take a smaller lr, or leave lr out: the automatic "
-            "mode needs no step size."
+        automatic = "or leave lr out: the automatic mode needs no step size."
+        damped = dataclasses.replace(
+            self._method(),
+            key="damped",
+            solve=infer_damped,
+            when_stalled=f"a step with this lr left no valid q(f). Take a smaller lr, {automatic}",
+            when_exhausted=f"Raise max_steps {automatic}",
         )
-        method = self._method()
-        return self._infer("damped", infer_damped, remedy, method, tolerance, max_steps, step)
+        return self._infer(damped, tolerance, max_steps, step)
 
     @tf.autograph.experimental.do_not_convert
     def natgrad_step(self, lr: Any = 1.0) -> None:
