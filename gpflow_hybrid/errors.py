@@ -20,3 +20,7 @@ class InvalidPosteriorError(GPflowHybridError, ValueError):
 
 class NonFiniteError(GPflowHybridError, ArithmeticError):
     """A NaN or infinity appeared; the message names the datum where it did."""
+
+
+class CheckpointError(GPflowHybridError, OSError):
+    """A checkpoint cannot be used, or would be overwritten; nothing was changed."""

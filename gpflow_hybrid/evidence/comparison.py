@@ -1,0 +1,219 @@
+"""Every estimate of log p(y | θ) for one model, side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+from gpflow.models import GPModel
+
+from ..errors import GPflowHybridError, InvalidDataError
+from ..models import CVIModel, EPModel, LaplaceModel
+from ..objectives import check_power
+from .annealing import annealed_importance_sampling
+from .settings import working_copy
+
+DESCRIPTIONS = {
+    "elbo": "a lower bound; loose where the posterior is skewed",
+    "ep_like": "EP's formula at the sites of variational inference; close, not a bound",
+    "ep": "expectation propagation; very close where it converges, not a bound",
+    "laplace": "the curvature at the mode; poor for skewed posteriors",
+    "ais": "unbiased for p(y); right within its error",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class EvidenceEstimate:
+    """One estimate of ``log p(y | θ)``."""
+
+    name: str
+    value: float
+    """NaN where the method has no value; the note says why."""
+    standard_error: float | None
+    """Of a sampled estimate, else None."""
+    seconds: float
+    note: str
+    """What it is, or what went wrong."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EvidenceComparison:
+    """What :func:`compare_evidence` found; prints as a table."""
+
+    estimates: tuple[EvidenceEstimate, ...]
+    num_data: int
+
+    def __getitem__(self, name: str) -> EvidenceEstimate:
+        """The estimate of this name."""
+        for estimate in self.estimates:
+            if estimate.name == name:
+                return estimate
+        known = ", ".join(estimate.name for estimate in self.estimates)
+        raise KeyError(f"{name!r} was not computed; computed were {known}.")
+
+    def as_dict(self) -> dict[str, float]:
+        """Values by name; the standard error of AIS as ``"ais_standard_error"``."""
+        values = {estimate.name: estimate.value for estimate in self.estimates}
+        errors = {
+            f"{estimate.name}_standard_error": estimate.standard_error
+            for estimate in self.estimates
+            if estimate.standard_error is not None
+        }
+        return {**values, **errors}
+
+    @property
+    def reference(self) -> EvidenceEstimate | None:
+        """The sampled estimate, where there is one."""
+        return next((e for e in self.estimates if e.standard_error is not None), None)
+
+    def __str__(self) -> str:
+        header = ["", "log p(y)", "per datum", "from AIS", "seconds", ""]
+        rows = [header] + [self._row(estimate) for estimate in self.estimates]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
+        lines = []
+        for name, *numbers, note in rows:
+            cells = [f"{cell:>{width}}" for cell, width in zip(numbers, widths[1:-1], strict=True)]
+            lines.append("  ".join([f"{name:<{widths[0]}}", *cells, note]).rstrip())
+        return "\n".join(lines)
+
+    def _row(self, estimate: EvidenceEstimate) -> list[str]:
+        value = f"{estimate.value:.3f}"
+        reference = self.reference
+        difference = ""
+        if estimate.standard_error is not None:
+            value += f" ± {estimate.standard_error:.3f}"
+        elif reference is not None:
+            difference = f"{estimate.value - reference.value:+.3f}"
+        per_datum = f"{estimate.value / self.num_data:.4f}"
+        return [
+            estimate.name,
+            value,
+            per_datum,
+            difference,
+            f"{estimate.seconds:.1f}",
+            estimate.note,
+        ]
+
+    def plot(self, ax: Any = None) -> Any:
+        """The estimates as points on a line, AIS as a band of two standard errors; needs matplotlib."""
+        import matplotlib.pyplot as plt
+
+        ax = plt.subplots(figsize=(6.0, 0.4 * len(self.estimates) + 1.0))[1] if ax is None else ax
+        shown = [e for e in self.estimates if math.isfinite(e.value)][::-1]
+        for row, estimate in enumerate(shown):
+            ax.errorbar(
+                estimate.value,
+                row,
+                xerr=None if estimate.standard_error is None else 2.0 * estimate.standard_error,
+                fmt="o",
+                color="black" if estimate.standard_error is not None else "C0",
+                capsize=3,
+            )
+        reference = self.reference
+        if reference is not None and reference.standard_error is not None:
+            half = 2.0 * reference.standard_error
+            ax.axvspan(reference.value - half, reference.value + half, color="0.85", zorder=0)
+        ax.set_yticks(range(len(shown)), [e.name for e in shown])
+        ax.set_xlabel("log p(y)")
+        ax.grid(axis="x", linestyle="--", alpha=0.5)
+        return ax
+
+
+def compare_evidence(
+    model: GPModel,
+    *,
+    powers: Sequence[float] = (0.5,),
+    annealing: Mapping[str, Any] | None = None,
+    sample: bool = True,
+    seed: int = 0,
+) -> EvidenceComparison:
+    """Estimate ``log p(y | θ)`` at the model's present hyperparameters in every way there is.
+
+    ======================  ======================================================================
+    ``elbo``                ``log Z + Σ E_q[log p − log t]``, q of variational inference. Always a
+                            lower bound; trust differences of it only where the gap is constant.
+    ``power_ep_α``          ``log Z + (1/α) Σ log E_q[(p/t)^α]`` at the same sites, between
+                            ``elbo`` (α → 0) and ``ep_like`` (α = 1).
+    ``ep_like``             The same at α = 1: the value that ``CVIModel`` learns from. Close to
+                            ``ep`` at the price of the ELBO, and it exists wherever cavities do.
+    ``ep``                  Expectation propagation at its own fixed point. For log-concave
+                            likelihoods usually within a small part of a nat; for others it may not
+                            converge, which the note says.
+    ``laplace``             ``log p(y, f̂) + ½ log|2πΣ|`` at the mode. Trust it where the posterior is
+                            nearly Gaussian: much data per latent, or weak likelihood terms.
+    ``ais``                 Annealed importance sampling. The only one that converges to the truth;
+                            trust it to two standard errors if its effective sample size is not
+                            small.
+    ======================  ======================================================================
+
+    The model is left as it is. A method that has no value here (EP and Laplace for likelihoods that
+    couple latents, a cavity that does not exist) keeps its row, with NaN and the reason.
+
+    :param model: a site model, or a GPflow model with a full GP prior and data (``GPR``, ``VGP``, ...).
+    :param powers: of power EP at the sites of variational inference.
+    :param annealing: keyword arguments for :func:`~gpflow_hybrid.annealed_importance_sampling`.
+    :param sample: whether to sample at all; everything else takes a fraction of the time.
+    :param seed: of the sampler.
+    """
+    for alpha in powers:
+        check_power(alpha, "powers")
+    if annealing is not None and not isinstance(annealing, Mapping):
+        raise InvalidDataError(
+            f"annealing must be a dictionary of keyword arguments; found {annealing!r}."
+        )
+    copy = working_copy(model)
+    data = tuple(tf.convert_to_tensor(d) for d in copy.data)
+    parts = (copy.kernel, copy.likelihood, copy.mean_function, copy.num_latent_gps)
+    estimates = []
+
+    def add(name: str, note: str, compute: Callable[[], tuple[float, float | None, str]]) -> None:
+        start = time.perf_counter()
+        try:
+            value, error, remark = compute()
+        except GPflowHybridError as failure:
+            value, error, remark = math.nan, None, f"no value: {failure}"
+        seconds = time.perf_counter() - start
+        estimates.append(EvidenceEstimate(name, value, error, seconds, remark or note))
+
+    variational = CVIModel(data, *parts)
+
+    def bound() -> tuple[float, None, str]:
+        result = variational.infer()
+        return float(variational.elbo()), None, "" if result.converged else result.message
+
+    def power_ep(alpha: float) -> tuple[float, None, str]:
+        return float(variational.power_ep_log_marginal(alpha)), None, ""
+
+    def own(kind: type[EPModel] | type[LaplaceModel]) -> tuple[float, None, str]:
+        yardstick = kind(data, *parts)
+        result = yardstick.infer()
+        value = float(yardstick.log_marginal_likelihood())
+        return value, None, "" if result.converged else result.message
+
+    add("elbo", DESCRIPTIONS["elbo"], bound)
+    for alpha in powers:
+        note = f"between elbo (power 0) and ep_like (power 1), power {alpha:g}"
+        add(f"power_ep_{alpha:g}", note, functools.partial(power_ep, alpha))
+    add("ep_like", DESCRIPTIONS["ep_like"], functools.partial(power_ep, 1.0))
+
+    add("ep", DESCRIPTIONS["ep"], functools.partial(own, EPModel))
+    add("laplace", DESCRIPTIONS["laplace"], functools.partial(own, LaplaceModel))
+
+    if sample:
+
+        def sampled() -> tuple[float, float, str]:
+            options = {"seed": seed, **(annealing or {})}
+            result = annealed_importance_sampling(copy, **options)
+            remark = (
+                f"{DESCRIPTIONS['ais']}; effective sample size {result.effective_sample_size:.0f} of "
+                f"{result.log_weights.shape[-1]}"
+            )
+            return float(result.log_marginal_likelihood), float(result.standard_error), remark
+
+        add("ais", DESCRIPTIONS["ais"], sampled)
+    return EvidenceComparison(tuple(estimates), int(data[0].shape[0]))

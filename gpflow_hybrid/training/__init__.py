@@ -1,0 +1,36 @@
+"""Variational EM as in the paper, monitored, resumable, honest about convergence."""
+
+from .history import History, IterationRecord, TrainingResult
+from .steps import GradientSteps, InferToConvergence, LBFGSSteps, NaturalGradientSteps
+from .stopping import (
+    AllOf,
+    AnyOf,
+    Drift,
+    HeldOutDensity,
+    HyperparameterTolerance,
+    ObjectiveTolerance,
+    Patience,
+    StoppingRule,
+    TimeBudget,
+)
+from .trainer import VEMTrainer
+
+__all__ = [
+    "AllOf",
+    "AnyOf",
+    "Drift",
+    "GradientSteps",
+    "HeldOutDensity",
+    "History",
+    "HyperparameterTolerance",
+    "InferToConvergence",
+    "IterationRecord",
+    "LBFGSSteps",
+    "NaturalGradientSteps",
+    "ObjectiveTolerance",
+    "Patience",
+    "StoppingRule",
+    "TimeBudget",
+    "TrainingResult",
+    "VEMTrainer",
+]

@@ -1,0 +1,243 @@
+"""One E-step and one M-step, compiled, each changing only what it should."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import gpflow
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+from gpflow.utilities import parameter_dict
+
+from .. import objectives
+from ..errors import InvalidDataError, NonFiniteError
+from ..inference.variational import natural_gradient_steps
+from ..linalg import marginals
+from ..models import CollapsedModel, CVIModel
+from ..objectives import Objective, power_of
+from ..sites import SiteValues
+from .state import Arrays, identity_of, optimizer_variables
+from .steps import (
+    EStep,
+    GradientSteps,
+    InferToConvergence,
+    LBFGSSteps,
+    MStep,
+    NaturalGradientSteps,
+)
+
+
+class EStepOutcome(NamedTuple):
+    """Steps on λ, and how far they left it from the fixed point."""
+
+    num_steps: int
+    residual: float
+
+
+class MStepOutcome(NamedTuple):
+    """Objective before and after the M-step at fixed λ, and the norm of its last gradient."""
+
+    before: float
+    after: float
+    gradient_norm: float
+
+
+class Alternation:
+    """A model, an objective, and the two steps on them."""
+
+    def __init__(
+        self,
+        model: CollapsedModel,
+        objective: Objective = "ep_like",
+        *,
+        e_step: EStep | None = None,
+        m_step: MStep | None = None,
+    ) -> None:
+        if not isinstance(model, CollapsedModel):
+            raise InvalidDataError(
+                f"model must be a model with sites, such as CVIModel; found {type(model).__name__}."
+            )
+        self.alpha = power_of(objective)
+        self.model = model
+        self.objective = objective
+        self.e_step_settings = InferToConvergence() if e_step is None else e_step
+        self.m_step_settings = LBFGSSteps() if m_step is None else m_step
+        if not isinstance(self.e_step_settings, (NaturalGradientSteps, InferToConvergence)):
+            raise InvalidDataError(
+                "e_step must be NaturalGradientSteps(...) or InferToConvergence(...); found "
+                f"{e_step!r}."
+            )
+        if not isinstance(self.m_step_settings, (GradientSteps, LBFGSSteps)):
+            raise InvalidDataError(
+                f"m_step must be GradientSteps(...) or LBFGSSteps(...); found {m_step!r}."
+            )
+        if isinstance(self.e_step_settings, NaturalGradientSteps) and not isinstance(
+            model, CVIModel
+        ):
+            raise InvalidDataError(
+                f"e_step must be InferToConvergence() for {type(model).__name__}: natural-gradient "
+                "steps are those of CVIModel."
+            )
+        # λ is excluded by identity, whatever its flag says: trainable_variables never has it.
+        self.variables: tuple[tf.Variable, ...] = tuple(model.trainable_variables)
+        self.optimizer = (
+            self.m_step_settings.build()
+            if isinstance(self.m_step_settings, GradientSteps)
+            else None
+        )
+        if self.optimizer is not None and self.variables:
+            self.optimizer.build(self.variables)
+        self._compiled_e_steps = tf.function(self._natural_gradient_steps, autograph=False)
+        self._compiled_m_steps = tf.function(self._gradient_steps, autograph=False)
+        self._compiled_loss = tf.function(self._loss, autograph=False)
+        self._compiled_diagnosis = tf.function(self._diagnose, autograph=False)
+
+    # One step of each kind.
+
+    def e_step(self) -> EStepOutcome:
+        """Move λ at fixed hyperparameters; nothing else changes."""
+        settings = self.e_step_settings
+        if isinstance(settings, InferToConvergence):
+            result = self.model.infer(tolerance=settings.tolerance, max_steps=settings.max_steps)
+            return EStepOutcome(result.num_steps, result.residual)
+        sites, residual, valid = self._compiled_e_steps()
+        if not valid:
+            raise NonFiniteError(
+                f"{settings.num_steps} natural-gradient steps with lr = {settings.lr:g} left no valid "
+                "q(f); λ is unchanged. Use a smaller lr, or e_step=InferToConvergence()."
+            )
+        self.model.sites.assign(SiteValues(*sites))
+        self.model.sites.release()
+        return EStepOutcome(settings.num_steps, float(residual))
+
+    def m_step(self) -> MStepOutcome:
+        """Move the trainable hyperparameters at fixed λ; nothing else changes."""
+        if not self.variables:
+            raise InvalidDataError(
+                "The model has no trainable hyperparameters: there is no M-step. Make some trainable "
+                "with gpflow.set_trainable(parameter, True) and build a new trainer."
+            )
+        self.model.sites.release()
+        if self.optimizer is not None:
+            before, after, norm = self._compiled_m_steps()
+            return MStepOutcome(float(before), float(after), float(norm))
+        before = -float(self._compiled_loss())
+        settings = self.m_step_settings
+        result = gpflow.optimizers.Scipy().minimize(
+            self._compiled_loss,
+            self.variables,
+            compile=False,
+            options={"maxiter": settings.num_steps},
+        )
+        return MStepOutcome(before, -float(result.fun), float(np.linalg.norm(result.jac)))
+
+    def _natural_gradient_steps(self) -> tuple[SiteValues, tf.Tensor, tf.Tensor]:
+        settings = self.e_step_settings
+        assert isinstance(settings, NaturalGradientSteps)
+        return natural_gradient_steps(
+            self.model.prior(),
+            self.model.likelihood,
+            self.model.data,
+            self.model.sites.values,
+            settings.num_steps,
+            settings.lr,
+        )
+
+    def _loss(self) -> tf.Tensor:
+        """``−L_α(λ, θ) − log p(θ)`` at fixed λ."""
+        model = self.model
+        sites = SiteValues(*(tf.stop_gradient(x) for x in model.sites.values))
+        q = marginals(*model.prior(), *sites)
+        data = tuple(tf.convert_to_tensor(d) for d in model.data)
+        value = objectives.power_ep(q, sites, model.likelihood, data, self.alpha)
+        return -(value + model.log_prior_density())
+
+    def _gradient_steps(self) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Objective before and after, and the last gradient's norm; stops at a non-finite value."""
+        settings = self.m_step_settings
+        dtype = self.model.sites.lambda_1.dtype
+        nan = tf.constant(np.nan, dtype)
+
+        def body(i: tf.Tensor, first: tf.Tensor, norm: tf.Tensor) -> Any:
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(self.variables)
+                loss = self._loss()
+            gradients = tape.gradient(
+                loss, self.variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
+            )
+            new_norm = tf.linalg.global_norm(gradients)
+            finite = tf.math.is_finite(loss) & tf.math.is_finite(new_norm)
+            tf.cond(finite, lambda: self._apply(gradients), tf.no_op)
+            return (
+                tf.where(finite, i + 1, settings.num_steps + 1),
+                tf.where(tf.equal(i, 0), -loss, first),
+                tf.where(finite, new_norm, nan),
+            )
+
+        count, first, norm = tf.while_loop(
+            lambda i, *_: i < settings.num_steps, body, (tf.constant(0), nan, nan)
+        )
+        after = tf.cond(tf.equal(count, settings.num_steps), lambda: -self._loss(), lambda: nan)
+        return first, after, norm
+
+    def _apply(self, gradients: Any) -> tf.Operation:
+        assert self.optimizer is not None
+        self.optimizer.apply_gradients(zip(gradients, self.variables, strict=True))
+        return tf.no_op()
+
+    def _diagnose(self) -> tuple[tf.Tensor, ...]:
+        """ELBO, EP-like value, trained objective, smallest cavity precision, leave-one-out density."""
+        model = self.model
+        sites = model.sites.values
+        q = marginals(*model.prior(), *sites)
+        data = tuple(tf.convert_to_tensor(d) for d in model.data)
+        values = {
+            alpha: objectives.power_ep(q, sites, model.likelihood, data, alpha)
+            for alpha in {0.0, 1.0, self.alpha}
+        }
+        loo = objectives.leave_one_out(q, sites, model.likelihood, data)
+        return (
+            values[0.0],
+            values[1.0],
+            values[self.alpha] + model.log_prior_density(),
+            tf.reduce_min(1.0 / q.variance - sites.lambda_2),
+            tf.reduce_mean(loo),
+        )
+
+    # Everything that the steps change.
+
+    def _hyperparameters(self) -> dict[str, npt.NDArray[Any]]:
+        trained = {id(v) for v in self.variables}
+        return {
+            path: p.numpy()
+            for path, p in parameter_dict(self.model).items()
+            if id(getattr(p, "unconstrained_variable", p)) in trained
+        }
+
+    def _arrays(self) -> Arrays:
+        """Everything that training changes."""
+        named = {f"variable:{i}": v for i, v in enumerate(self.variables)}
+        named |= {f"optimizer:{i}": v for i, v in enumerate(optimizer_variables(self.optimizer))}
+        sites = self.model.sites
+        named |= {"lambda_1": sites.lambda_1, "lambda_2": sites.lambda_2}
+        return {name: np.array(value) for name, value in named.items()}
+
+    def _restore(self, arrays: Arrays) -> None:
+        for i, variable in enumerate(self.variables):
+            variable.assign(arrays[f"variable:{i}"])
+        for i, variable in enumerate(optimizer_variables(self.optimizer)):
+            variable.assign(arrays[f"optimizer:{i}"])
+        self.model.sites.assign(SiteValues(arrays["lambda_1"], arrays["lambda_2"]))
+        self.model.sites.release()
+
+    def _identity(self) -> dict[str, Any]:
+        """What a checkpoint must have been made with to be resumed here."""
+        return identity_of(
+            self.model,
+            self.variables,
+            self.optimizer,
+            self.alpha,
+            self.e_step_settings,
+            self.m_step_settings,
+        )

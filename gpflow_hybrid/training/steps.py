@@ -1,0 +1,101 @@
+"""What one E-step and one M-step are: small settings objects."""
+
+from __future__ import annotations
+
+import dataclasses
+import numbers
+from typing import Any
+
+import tensorflow as tf
+
+from ..errors import InvalidDataError
+from ..validation import check_step
+
+OPTIMIZERS = ("adam", "sgd")
+
+
+@dataclasses.dataclass(frozen=True)
+class NaturalGradientSteps:
+    """E-step: so many steps ``λ ← (1 − lr) λ + lr ∇_μ E_q[log p]``, as in the paper."""
+
+    num_steps: int = 20
+    lr: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_count(self.num_steps, "num_steps")
+        check_step(self.lr)
+
+
+@dataclasses.dataclass(frozen=True)
+class InferToConvergence:
+    """E-step: the model's ``infer()``."""
+
+    tolerance: float = 1e-6
+    max_steps: int = 200
+
+    def __post_init__(self) -> None:
+        check_positive(self.tolerance, "tolerance")
+        check_count(self.max_steps, "max_steps")
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientSteps:
+    """M-step: so many steps of a first-order optimiser on the hyperparameters at fixed λ.
+
+    :param optimizer: ``"adam"``, ``"sgd"``, or any Keras 3 or tf_keras optimiser.
+    :param lr: step size or Keras schedule for an optimiser given by name; one given as an object
+        brings its own.
+    """
+
+    num_steps: int = 10
+    optimizer: Any = "adam"
+    lr: Any = 0.05
+
+    def __post_init__(self) -> None:
+        check_count(self.num_steps, "num_steps")
+        if isinstance(self.optimizer, str):
+            if self.optimizer not in OPTIMIZERS:
+                raise InvalidDataError(
+                    f'optimizer must be "adam", "sgd" or a Keras optimiser; found '
+                    f"{self.optimizer!r}."
+                )
+            if isinstance(self.lr, numbers.Real):
+                check_positive(self.lr, "lr")
+        elif not hasattr(self.optimizer, "apply_gradients"):
+            raise InvalidDataError(
+                'optimizer must be "adam", "sgd" or a Keras optimiser with apply_gradients; found '
+                f"{type(self.optimizer).__name__}. For L-BFGS use LBFGSSteps()."
+            )
+
+    def build(self) -> Any:
+        """The optimiser itself."""
+        if not isinstance(self.optimizer, str):
+            return self.optimizer
+        kind = {"adam": tf.keras.optimizers.Adam, "sgd": tf.keras.optimizers.SGD}[self.optimizer]
+        return kind(learning_rate=self.lr)
+
+
+@dataclasses.dataclass(frozen=True)
+class LBFGSSteps:
+    """M-step: so many iterations of SciPy's L-BFGS-B on the hyperparameters at fixed λ."""
+
+    num_steps: int = 10
+
+    def __post_init__(self) -> None:
+        check_count(self.num_steps, "num_steps")
+
+
+EStep = NaturalGradientSteps | InferToConvergence
+MStep = GradientSteps | LBFGSSteps
+
+
+def check_count(value: Any, name: str) -> None:
+    """Refuse what is not a positive integer."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
+        raise InvalidDataError(f"{name} must be a positive integer; found {value!r}.")
+
+
+def check_positive(value: Any, name: str) -> None:
+    """Refuse what is not a positive number."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not float(value) > 0.0:
+        raise InvalidDataError(f"{name} must be a positive number; found {value!r}.")

@@ -1,0 +1,275 @@
+"""When to stop: small rules that read the history, composable with ``|`` and ``&``.
+
+A rule has no state of its own, so that a resumed run stops where an uninterrupted one would.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from gpflow.base import RegressionData
+
+from ..errors import InvalidDataError
+from ..models import SiteModel
+from .history import History
+from .steps import check_count, check_positive
+
+
+class Verdict(NamedTuple):
+    """Why training stops."""
+
+    status: str
+    message: str
+
+
+class StoppingRule(abc.ABC):
+    """Says after every iteration whether training should stop."""
+
+    @abc.abstractmethod
+    def check(self, history: History) -> Verdict | None:
+        """A verdict to stop, None to go on."""
+
+    @property
+    def measurements(self) -> Mapping[str, Callable[[SiteModel], float]]:
+        """What to measure of the model after every iteration, by name."""
+        return {}
+
+    @property
+    def best_by(self) -> str | None:
+        """The column whose best iteration the model is left with, None for the last."""
+        return None
+
+    def __or__(self, other: StoppingRule) -> StoppingRule:
+        return AnyOf((self, other))
+
+    def __and__(self, other: StoppingRule) -> StoppingRule:
+        return AllOf((self, other))
+
+
+@dataclasses.dataclass(frozen=True)
+class AnyOf(StoppingRule):
+    """Stops as soon as one of the rules does."""
+
+    rules: tuple[StoppingRule, ...]
+
+    def check(self, history: History) -> Verdict | None:
+        """The first verdict of any rule."""
+        return next((v for v in (rule.check(history) for rule in self.rules) if v), None)
+
+    @property
+    def measurements(self) -> Mapping[str, Callable[[SiteModel], float]]:
+        """Those of all rules."""
+        return {name: m for rule in self.rules for name, m in rule.measurements.items()}
+
+    @property
+    def best_by(self) -> str | None:
+        """That of the first rule that has one."""
+        return next((rule.best_by for rule in self.rules if rule.best_by), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class AllOf(AnyOf):
+    """Stops when all the rules agree."""
+
+    def check(self, history: History) -> Verdict | None:
+        """The verdicts of all rules, or None."""
+        verdicts = [rule.check(history) for rule in self.rules]
+        found = [v for v in verdicts if v is not None]
+        if len(found) < len(verdicts):
+            return None
+        return Verdict(found[0].status, " ".join(v.message for v in found))
+
+
+@dataclasses.dataclass(frozen=True)
+class ObjectiveTolerance(StoppingRule):
+    """The objective has changed by no more than ``tolerance`` nats in each of ``window`` iterations."""
+
+    tolerance: float = 1e-3
+    window: int = 3
+
+    def __post_init__(self) -> None:
+        check_positive(self.tolerance, "tolerance")
+        check_count(self.window, "window")
+
+    def check(self, history: History) -> Verdict | None:
+        """Stops at a plateau of the objective."""
+        recent = history["objective"][-self.window - 1 :]
+        if len(recent) <= self.window or np.max(np.abs(np.diff(recent))) > self.tolerance:
+            return None
+        return Verdict(
+            "converged",
+            f"The objective changed by no more than {self.tolerance:g} nats in each of the last "
+            f"{self.window} iterations.",
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class HyperparameterTolerance(StoppingRule):
+    """No hyperparameter has moved by more than ``tolerance``, relatively, in ``window`` iterations."""
+
+    tolerance: float = 1e-3
+    window: int = 3
+
+    def __post_init__(self) -> None:
+        check_positive(self.tolerance, "tolerance")
+        check_count(self.window, "window")
+
+    def check(self, history: History) -> Verdict | None:
+        """Stops where the hyperparameters stand still."""
+        if len(history) <= self.window:
+            return None
+        for path in history[-1].hyperparameters:
+            values = history[path][-self.window - 1 :].reshape(self.window + 1, -1)
+            scale = np.maximum(np.abs(values[-1]), 1e-12)
+            if np.max(np.abs(np.diff(values, axis=0)) / scale) > self.tolerance:
+                return None
+        return Verdict(
+            "converged",
+            f"No hyperparameter moved by more than {self.tolerance:g} of itself in each of the last "
+            f"{self.window} iterations.",
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Patience(StoppingRule):
+    """The objective has had no new best for ``num_iterations``; the best iteration is restored."""
+
+    num_iterations: int = 20
+
+    def __post_init__(self) -> None:
+        check_count(self.num_iterations, "num_iterations")
+
+    @property
+    def best_by(self) -> str:
+        """The objective."""
+        return "objective"
+
+    def check(self, history: History) -> Verdict | None:
+        """Stops when the best is too long ago."""
+        best = int(np.argmax(history["objective"]))
+        if len(history) - 1 - best < self.num_iterations:
+            return None
+        return Verdict(
+            "stopped", f"No better objective in the {self.num_iterations} iterations since {best}."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class TimeBudget(StoppingRule):
+    """So many seconds of training have passed, those before a resumption included."""
+
+    seconds: float
+
+    def __post_init__(self) -> None:
+        check_positive(self.seconds, "seconds")
+
+    def check(self, history: History) -> Verdict | None:
+        """Stops after the iteration that exceeds the budget."""
+        if np.sum(history["seconds"]) < self.seconds:
+            return None
+        return Verdict("stopped", f"The time budget of {self.seconds:g} s is used up.")
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldOutDensity(StoppingRule):
+    """Mean log predictive density of held-out data, early stopping: the best iteration is restored.
+
+    :param data: ``(X, Y)`` that the model has not seen.
+    :param patience: iterations without a new best before training stops.
+    """
+
+    data: RegressionData
+    patience: int = 10
+
+    def __post_init__(self) -> None:
+        check_count(self.patience, "patience")
+        if not isinstance(self.data, (tuple, list)) or len(self.data) != 2:
+            raise InvalidDataError(f"data must be a pair (X, Y); found {type(self.data).__name__}.")
+
+    @property
+    def measurements(self) -> Mapping[str, Callable[[SiteModel], float]]:
+        """The density itself."""
+        X, Y = (tf.convert_to_tensor(np.asarray(d)) for d in self.data)
+
+        def density(model: SiteModel) -> float:
+            return float(tf.reduce_mean(model.predict_log_density((X, Y))))
+
+        return {"held_out_density": density}
+
+    @property
+    def best_by(self) -> str:
+        """The density."""
+        return "held_out_density"
+
+    def check(self, history: History) -> Verdict | None:
+        """Stops when the best is too long ago."""
+        densities = history["held_out_density"]
+        best = int(np.argmax(densities))
+        if len(history) - 1 - best < self.patience:
+            return None
+        return Verdict(
+            "stopped",
+            f"The held-out log predictive density was best at iteration {best} "
+            f"({densities[best]:.4f}) and not since.",
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Drift(StoppingRule):
+    """M-steps raise the objective at fixed λ, and the E-steps after them take more than that back.
+
+    With the ELBO that cannot happen: both steps raise one function. With the EP-like value the M-step
+    does not see that λ will move, and alternation can run away from the optimum of the surface
+    ``θ ↦ L(λ*(θ), θ)``, typically to ever larger kernel variances. After ``window`` such iterations in
+    a row training stops and the iteration of the best objective is restored.
+    """
+
+    window: int = 5
+
+    def __post_init__(self) -> None:
+        check_count(self.window, "window")
+
+    @property
+    def best_by(self) -> str:
+        """The objective."""
+        return "objective"
+
+    def check(self, history: History) -> Verdict | None:
+        """Stops when every recent iteration rose in the M-step and fell in all."""
+        if len(history) <= self.window:
+            return None
+        objective = history["objective"][-self.window - 1 :]
+        gains = history["m_gain"][-self.window :]
+        noise = 1e-10 * np.max(np.abs(objective))
+        if not np.all((np.diff(objective) < -noise) & (gains > noise)):
+            return None
+        return Verdict(
+            "drift",
+            f"In each of the last {self.window} iterations the M-step raised the objective at fixed "
+            "sites and the E-step took back more: alternation is drifting away from the optimum of "
+            "the objective as a function of the hyperparameters. The best iteration was restored. "
+            "The collapsed objective has no such drift: gpflow.optimizers.Scipy().minimize("
+            "model.training_loss, model.trainable_variables).",
+        )
+
+
+def default_rules() -> StoppingRule:
+    """A plateau of the objective, no new best for long, or drift."""
+    return ObjectiveTolerance() | Drift() | Patience()
+
+
+def as_rule(value: Any) -> StoppingRule:
+    """A rule, from a rule or a list of rules of which any may stop."""
+    if isinstance(value, StoppingRule):
+        return value
+    if isinstance(value, (list, tuple)) and all(isinstance(rule, StoppingRule) for rule in value):
+        return AnyOf(tuple(value))
+    raise InvalidDataError(
+        f"stopping must be a stopping rule or a list of them; found {value!r}. See "
+        "gpflow_hybrid.training.stopping."
+    )

@@ -1,0 +1,251 @@
+"""Variational EM: E-steps on the sites in turn with M-steps on the hyperparameters at fixed sites."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import gpflow
+import numpy as np
+import tensorflow as tf
+from gpflow.utilities import parameter_dict
+
+from ..errors import InvalidPosteriorError, NonFiniteError
+from ..models import CollapsedModel, CVIModel
+from ..objectives import Objective
+from . import progress as progress_bars
+from .alternation import Alternation, EStepOutcome, MStepOutcome
+from .history import History, IterationRecord, TrainingResult
+from .monitoring import Monitoring
+from .resuming import CheckpointStore
+from .state import Run
+from .steps import EStep, GradientSteps, MStep, NaturalGradientSteps, check_count
+from .stopping import Patience, StoppingRule, Verdict, as_rule, default_rules
+
+
+class VEMTrainer(Alternation):
+    """The paper's training procedure: E-steps on λ in turn with M-steps on the hyperparameters.
+
+    An M-step raises ``L_α(λ, θ)`` plus the log density of the priors over θ at fixed λ; an E-step
+    brings λ back towards the optimum of the ELBO at fixed θ. With the ELBO (α = 0) both raise one
+    function; with the EP-like value they need not, see :class:`~gpflow_hybrid.training.Drift`.
+
+    :param model: a :class:`~gpflow_hybrid.CVIModel`, or another model with sites if the E-step is
+        ``InferToConvergence()``.
+    :param objective: ``"elbo"``, ``"ep_like"`` or a power α in [0, 1].
+    :param e_step: ``InferToConvergence()`` (default) or ``NaturalGradientSteps(num_steps, lr)``.
+    :param m_step: ``LBFGSSteps(num_steps)`` (default) or ``GradientSteps(num_steps, optimizer, lr)``
+        with Adam, SGD or any Keras optimiser.
+    :param stopping: a stopping rule, or a list of which any may stop.
+    """
+
+    def __init__(
+        self,
+        model: CollapsedModel,
+        objective: Objective = "ep_like",
+        *,
+        e_step: EStep | None = None,
+        m_step: MStep | None = None,
+        stopping: StoppingRule | list[StoppingRule] | None = None,
+    ) -> None:
+        self.stopping = default_rules() if stopping is None else as_rule(stopping)
+        super().__init__(model, objective, e_step=e_step, m_step=m_step)
+
+    @classmethod
+    def paper(cls, model: CVIModel, objective: Objective = "ep_like") -> VEMTrainer:
+        """The paper's training details: 20 E-steps at 0.1, 20 M-steps of gradient descent at 0.001.
+
+        Sets the kernel's lengthscales and variance to ℓ = σ = 1, where the paper starts, and λ to
+        zero. The gradient descent is in GPflow's unconstrained parameters. The paper does not say
+        when to stop; this stops at the first decrease of the objective and restores what was before it.
+        """
+        parameters = parameter_dict(model.kernel)
+        for path, parameter in parameters.items():
+            if path.endswith(("lengthscales", "variance")):
+                parameter.assign(tf.ones_like(parameter))
+        model.sites.reset(tf.shape(model.data[0])[0])
+        return cls(
+            model,
+            objective,
+            e_step=NaturalGradientSteps(20, 0.1),
+            m_step=GradientSteps(20, "sgd", 0.001),
+            stopping=Patience(1),
+        )
+
+    # The whole run.
+
+    def fit(
+        self,
+        max_iterations: int = 200,
+        *,
+        log_dir: str | Path | None = None,
+        image_period: int = 10,
+        monitor: gpflow.monitor.Monitor | None = None,
+        checkpoint_dir: str | Path | None = None,
+        checkpoint_period: int = 1,
+        resume: bool = False,
+        progress: bool | None = None,
+    ) -> TrainingResult:
+        """Alternate until a stopping rule ends it, and say how it went.
+
+        An E-step comes first; an iteration is an M-step and the E-step after it, so that the model is
+        always left with sites for its hyperparameters. Without trainable hyperparameters there is
+        only the E-step.
+
+        Ctrl-C ends the run after restoring the last complete iteration; a non-finite objective
+        raises :class:`~gpflow_hybrid.NonFiniteError` after restoring it.
+
+        :param max_iterations: iterations at most, those before a resumption included.
+        :param log_dir: writes TensorBoard files there; if the directory has some already and the run
+            is not resumed, into the next free ``log_dir-2``, ``log_dir-3``, ... (see ``result.log_dir``).
+        :param image_period: iterations between images of the fit (one or two inputs).
+        :param monitor: a GPflow monitor of your own, called with the iteration.
+        :param checkpoint_dir: saves the run there, in one step, so that it can go on if it is killed.
+        :param checkpoint_period: iterations between checkpoints.
+        :param resume: go on from the checkpoint if there is one; a run that was interrupted ends as
+            it would have without.
+        :param progress: a progress bar; by default only on a terminal.
+        """
+        check_count(max_iterations, "max_iterations")
+        check_count(image_period, "image_period")
+        check_count(checkpoint_period, "checkpoint_period")
+        store = CheckpointStore.open(checkpoint_dir, self._identity(), resume)
+        run = self._begin(store, log_dir, image_period)
+        monitoring = run.monitoring
+        bar = progress_bars.bar(max_iterations, len(run.history) - 1, progress)
+        verdict = self._verdict(run.history, max_iterations)
+        try:
+            while verdict is None:
+                self._iterate(run)
+                record = run.history[-1]
+                monitoring.write(record)
+                if monitor is not None:
+                    monitor(record.iteration)
+                verdict = self._verdict(run.history, max_iterations)
+                if verdict is not None or record.iteration % checkpoint_period == 0:
+                    store.save(self, run)
+                bar.show(record)
+        except KeyboardInterrupt:
+            self._restore(run.good)
+            store.save(self, run)
+            verdict = Verdict(
+                "interrupted",
+                f"Interrupted; the model is as after iteration {run.history[-1].iteration}.",
+            )
+        finally:
+            bar.close()
+        kept = run.history[-1].iteration
+        if verdict.status != "interrupted" and run.best is not None:
+            self._restore(run.best)
+            kept = run.best_iteration
+        return TrainingResult(
+            history=run.history,
+            status=verdict.status,
+            message=verdict.message,
+            seconds=float(np.sum(run.history["seconds"])),
+            num_iterations=run.history[-1].iteration,
+            best_iteration=kept,
+            log_dir=None if monitoring.log_dir is None else str(monitoring.log_dir),
+        )
+
+    def _begin(self, store: CheckpointStore, log_dir: str | Path | None, image_period: int) -> Run:
+        """A run from its checkpoint, or from the first E-step."""
+        saved = store.load()
+        if saved is not None:
+            self._restore(saved.good)
+            saved.restore_random_state()
+            monitoring = Monitoring(self.model, log_dir, image_period, saved.log_dir)
+            return Run(saved.history, saved.good, saved.best, saved.best_iteration, monitoring)
+        start = self._arrays()
+        run = Run(History(), start, None, 0, Monitoring(self.model, log_dir, image_period))
+        began = time.perf_counter()
+        with self._guard(run, 0):
+            outcome = self.e_step()
+            self._finish_iteration(run, 0, outcome, None, began)
+        run.monitoring.write(run.history[-1])
+        store.save(self, run)
+        return run
+
+    def _iterate(self, run: Run) -> None:
+        iteration = run.history[-1].iteration + 1
+        began = time.perf_counter()
+        with self._guard(run, iteration):
+            moved = self.m_step()
+            if not np.isfinite([moved.before, moved.after, moved.gradient_norm]).all():
+                raise NonFiniteError("The objective or its gradient is not finite in the M-step.")
+            self._finish_iteration(run, iteration, self.e_step(), moved, began)
+
+    def _finish_iteration(
+        self,
+        run: Run,
+        iteration: int,
+        inferred: EStepOutcome,
+        moved: MStepOutcome | None,
+        began: float,
+    ) -> None:
+        """Record the iteration; what it left becomes the last good state."""
+        elbo, ep_like, objective, cavity, loo = (float(x) for x in self._compiled_diagnosis())
+        if not np.isfinite(objective):
+            raise NonFiniteError("The objective is not finite after the E-step.")
+        record = IterationRecord(
+            iteration=iteration,
+            elbo=elbo,
+            ep_like=ep_like,
+            objective=objective,
+            hyperparameters=self._hyperparameters(),
+            e_steps=inferred.num_steps,
+            e_residual=inferred.residual,
+            gradient_norm=np.nan if moved is None else moved.gradient_norm,
+            m_gain=np.nan if moved is None else moved.after - moved.before,
+            min_cavity_precision=cavity,
+            leave_one_out=loo,
+            seconds=0.0,
+            measurements={
+                name: measure(self.model) for name, measure in self.stopping.measurements.items()
+            },
+        )
+        run.history.append(dataclasses.replace(record, seconds=time.perf_counter() - began))
+        run.good = self._arrays()
+        column = self.stopping.best_by
+        if column is not None and int(np.nanargmax(run.history[column])) == len(run.history) - 1:
+            run.best, run.best_iteration = run.good, iteration
+
+    @contextlib.contextmanager
+    def _guard(self, run: Run, iteration: int) -> Iterator[None]:
+        """Restore the last good state when anything goes wrong, and name the iteration."""
+        try:
+            yield
+        except (NonFiniteError, InvalidPosteriorError, tf.errors.InvalidArgumentError) as error:
+            values = ", ".join(
+                f"{path} = {np.array2string(np.asarray(v), precision=4, threshold=4)}"
+                for path, v in self._hyperparameters().items()
+            )
+            self._restore(run.good)
+            message = str(error).splitlines()[0]
+            raise NonFiniteError(
+                f"Training failed in iteration {iteration} at {values or 'fixed hyperparameters'}: "
+                f"{message} The model is as after the last complete iteration. Use a smaller step "
+                "size in the M-step, put priors on the hyperparameters, or train on the collapsed "
+                "objective, model.training_loss."
+            ) from error
+        except BaseException:
+            self._restore(run.good)
+            raise
+
+    def _verdict(self, history: History, max_iterations: int) -> Verdict | None:
+        if not self.variables:
+            return Verdict(
+                "inferred",
+                "The model has no trainable hyperparameters: only the E-step was run.",
+            )
+        found = self.stopping.check(history)
+        if found is None and history[-1].iteration >= max_iterations:
+            return Verdict(
+                "max_iterations",
+                f"{max_iterations} iterations were not enough for a stopping rule to end the run. "
+                "Raise max_iterations, or the number or size of the M-steps.",
+            )
+        return found
