@@ -1,0 +1,320 @@
+"""Annealing chains from a Gaussian base to the posterior, as compiled graphs.
+
+    π_τ(f) ∝ base(f) exp(τ φ(f)),   φ(f) = Σₙ log p(yₙ|fₙ) − log tₙ(fₙ)
+
+A sweep is one elliptical slice move of all the data, then one of each block of data given the rest.
+The first moves far under smooth kernels, where the data have few degrees of freedom; the second
+where each datum pulls for itself, so that a move of all of them at once is short.
+
+The settings share their random numbers: every setting has the value that it would have alone, and
+neighbouring settings have similar errors.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+from gpflow.likelihoods import Likelihood, ScalarLikelihood
+
+from ..compilation import call_compiled
+from ..likelihoods.expectations import _log_prob_at
+from .bases import Base, Blocks
+from .slice_sampling import SliceState, elliptical_slice, last_nan
+
+_SHRINKS = 128  # random streams kept apart for one slice move
+_MOVES = 1 << 20  # and for the moves of one sweep
+
+
+class Problem(NamedTuple):
+    """What the chains run on: data, base and its conditionals, for G settings."""
+
+    X: tf.Tensor  # [N, D]
+    Y: tf.Tensor  # [N, P]
+    base: Base
+    blocks: Blocks
+
+
+class Chains(NamedTuple):
+    """C chains for each of G settings."""
+
+    x: tf.Tensor  # f − m, [G, L, C, N]
+    values: tf.Tensor  # φ of each datum, [G, C, N]
+    log_weights: tf.Tensor  # [G, C]
+    nan_datum: tf.Tensor  # the last datum at which φ was NaN, or −1; []
+
+
+def begin(likelihood: Likelihood, problem: Problem, num_chains: int, key: int) -> Chains:
+    """Exact draws from the base, with ``log Z`` as their weight."""
+    return _call(likelihood, "begin", _begin, problem, tf.constant(num_chains), _key(key))
+
+
+def anneal(
+    likelihood: Likelihood,
+    problem: Problem,
+    chains: Chains,
+    temperatures: tf.Tensor,
+    first: int,
+    last: int,
+    key: int,
+) -> Chains:
+    """Steps ``first, …, last − 1``: the weight takes ``(τₜ₊₁ − τₜ) φ(f)``, then f moves at ``τₜ₊₁``.
+
+    The sample that is weighted is thus from the tth distribution, before the transition.
+    """
+    limits = (tf.constant(first), tf.constant(last), _key(key))
+    return _call(likelihood, "anneal", _anneal, problem, chains, temperatures, *limits)
+
+
+def anneal_back(
+    likelihood: Likelihood,
+    problem: Problem,
+    chains: Chains,
+    temperatures: tf.Tensor,
+    first: int,
+    last: int,
+    key: int,
+) -> Chains:
+    """Annealing from the posterior back to the base: steps ``first, …, last − 1`` of T.
+
+    f moves at ``τ_{T−t}``, then the weight takes ``(τ_{T−t} − τ_{T−t−1}) φ(f)``.
+    """
+    limits = (tf.constant(first), tf.constant(last), _key(key))
+    return _call(likelihood, "anneal_back", _anneal_back, problem, chains, temperatures, *limits)
+
+
+def sweeps(
+    likelihood: Likelihood, problem: Problem, chains: Chains, first: int, last: int, key: int
+) -> Chains:
+    """Sweeps at τ = 1, the weights left alone."""
+    limits = (tf.constant(first), tf.constant(last), _key(key))
+    return _call(likelihood, "sweeps", _sweeps, problem, chains, *limits)
+
+
+def _key(key: int) -> tf.Tensor:
+    return tf.constant(key, tf.int64)
+
+
+def _call(likelihood: Likelihood, name: str, function: Any, *args: Any) -> Chains:
+    """``function`` compiled once for each likelihood and shape of its arguments."""
+    structure = tf.nest.map_structure(lambda _: None, args)
+
+    def flat(likelihood: Likelihood, *tensors: tf.Tensor) -> Any:
+        return function(likelihood, *tf.nest.pack_sequence_as(structure, tensors))
+
+    return call_compiled(likelihood, ("evidence", name), flat, *tf.nest.flatten(args))
+
+
+class _Target:
+    """``φ`` for some chains and consecutive data."""
+
+    def __init__(self, likelihood: Likelihood, problem: Problem, num_chains: tf.Tensor) -> None:
+        self.likelihood = likelihood
+        self.problem = problem
+        self.num_chains = num_chains
+
+    def values(
+        self, f: tf.Tensor, start: tf.Tensor | int, size: tf.Tensor | int, chain: tf.Tensor | None
+    ) -> tf.Tensor:
+        """``φ`` per datum at ``f [A, n, L]`` for data ``start, …, start + n − 1``; ``[A, n]``."""
+        X, Y = (d[start : start + size] for d in (self.problem.X, self.problem.Y))
+        log_p = _log_prob_at(self.likelihood, f, X, Y)
+        if isinstance(self.likelihood, ScalarLikelihood):
+            log_p = tf.reduce_sum(log_p, -1)
+        lambda_1, lambda_2 = (
+            self.per_chain(tf.transpose(x[..., start : start + size], [0, 2, 1]), chain)
+            for x in (self.problem.base.lambda_1, self.problem.base.lambda_2)
+        )
+        return log_p - tf.reduce_sum((lambda_1 - 0.5 * lambda_2 * f) * f, -1)
+
+    def per_chain(self, x: tf.Tensor, chain: tf.Tensor | None) -> tf.Tensor:
+        """``[G, …]`` for every chain, ``[A, …]``."""
+        if chain is None:
+            return tf.repeat(x, self.num_chains, axis=0)
+        return tf.gather(x, chain // tf.cast(self.num_chains, chain.dtype))
+
+
+def _rows(x: tf.Tensor) -> tf.Tensor:
+    """``[G, L, C, n] → [GC, n, L]``."""
+    G, L, C, n = tf.unstack(tf.shape(x))
+    rows = tf.reshape(tf.transpose(x, [0, 2, 3, 1]), tf.stack([G * C, n, L]))
+    rows.set_shape([None, x.shape[3], x.shape[1]])
+    return rows
+
+
+def _unrows(rows: tf.Tensor, num_settings: tf.Tensor) -> tf.Tensor:
+    """``[GC, n, L] → [G, L, C, n]``."""
+    _, n, L = tf.unstack(tf.shape(rows))
+    x = tf.transpose(tf.reshape(rows, tf.stack([num_settings, -1, n, L])), [0, 3, 1, 2])
+    x.set_shape([None, rows.shape[2], None, rows.shape[1]])
+    return x
+
+
+def _begin(
+    likelihood: Likelihood, problem: Problem, num_chains: tf.Tensor, key: tf.Tensor
+) -> Chains:
+    base = problem.base
+    G, L, N = tf.unstack(tf.shape(base.mean))
+    noise = tf.random.stateless_normal(
+        tf.stack([L, num_chains, N]), tf.stack([key, key]), dtype=base.mean.dtype
+    )
+    x = tf.matmul(noise, base.factor_t)  # [G, L, C, N]
+    target = _Target(likelihood, problem, num_chains)
+    values = target.values(_rows(x + base.mean[:, :, None]), 0, N, None)
+    return Chains(
+        x,
+        tf.reshape(values, tf.stack([G, num_chains, N])),
+        tf.repeat(base.log_normaliser[:, None], num_chains, axis=1),
+        last_nan(values),
+    )
+
+
+def _anneal(
+    likelihood: Likelihood,
+    problem: Problem,
+    chains: Chains,
+    temperatures: tf.Tensor,
+    first: tf.Tensor,
+    last: tf.Tensor,
+    key: tf.Tensor,
+) -> Chains:
+    def body(t: tf.Tensor, chains: Chains) -> tuple[tf.Tensor, Chains]:
+        chains = _add_weight(chains, temperatures[t + 1] - temperatures[t])
+        return t + 1, _sweep(likelihood, problem, chains, temperatures[t + 1], t, key)
+
+    return _loop(body, chains, first, last)
+
+
+def _anneal_back(
+    likelihood: Likelihood,
+    problem: Problem,
+    chains: Chains,
+    temperatures: tf.Tensor,
+    first: tf.Tensor,
+    last: tf.Tensor,
+    key: tf.Tensor,
+) -> Chains:
+    def body(t: tf.Tensor, chains: Chains) -> tuple[tf.Tensor, Chains]:
+        to = tf.shape(temperatures)[0] - 1 - t
+        chains = _sweep(likelihood, problem, chains, temperatures[to], t, key)
+        return t + 1, _add_weight(chains, temperatures[to] - temperatures[to - 1])
+
+    return _loop(body, chains, first, last)
+
+
+def _sweeps(
+    likelihood: Likelihood,
+    problem: Problem,
+    chains: Chains,
+    first: tf.Tensor,
+    last: tf.Tensor,
+    key: tf.Tensor,
+) -> Chains:
+    one = tf.ones((), chains.x.dtype)
+
+    def body(t: tf.Tensor, chains: Chains) -> tuple[tf.Tensor, Chains]:
+        return t + 1, _sweep(likelihood, problem, chains, one, t, key)
+
+    return _loop(body, chains, first, last)
+
+
+def _loop(body: Any, chains: Chains, first: tf.Tensor, last: tf.Tensor) -> Chains:
+    return tf.while_loop(lambda t, _: t < last, body, (first, chains))[1]
+
+
+def _add_weight(chains: Chains, difference: tf.Tensor) -> Chains:
+    added = difference * tf.reduce_sum(chains.values, -1)
+    return chains._replace(log_weights=chains.log_weights + added)
+
+
+def _sweep(
+    likelihood: Likelihood,
+    problem: Problem,
+    chains: Chains,
+    temperature: tf.Tensor,
+    step: tf.Tensor,
+    key: tf.Tensor,
+) -> Chains:
+    """A slice move of all the data at once, then of each block given the others."""
+    base, blocks = problem.base, problem.blocks
+    G, L, C, N = tf.unstack(tf.shape(chains.x))
+    dtype = chains.x.dtype
+    target = _Target(likelihood, problem, C)
+    mean = base.mean[:, :, None]  # [G, L, 1, N]
+    sweep_counter = tf.cast(step, tf.int64) * _MOVES
+
+    def seed(move: tf.Tensor, stream: Any) -> tf.Tensor:
+        counter = (sweep_counter + tf.cast(move, tf.int64)) * _SHRINKS
+        return tf.stack([key, counter + tf.cast(stream, tf.int64)])
+
+    def move(
+        number: tf.Tensor,
+        x: tf.Tensor,
+        centre: tf.Tensor,
+        factor_t: tf.Tensor,
+        values: tf.Tensor,
+        start: tf.Tensor | int,
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Slice move of ``x [G, L, C, n]``, which is ``N(0, factor factorᵀ)`` around ``centre``."""
+        n = tf.shape(x)[-1]
+        noise = tf.random.stateless_normal(tf.stack([L, C, n]), seed(number, 0), dtype=dtype)
+        centre_rows = _rows(tf.broadcast_to(centre, tf.shape(x)))
+
+        def potential(x: tf.Tensor, chain: tf.Tensor | None) -> tf.Tensor:
+            around = centre_rows if chain is None else tf.gather(centre_rows, chain)
+            return target.values(around + x, start, n, chain)
+
+        def uniforms(shrink: tf.Tensor | int) -> tf.Tensor:
+            u = tf.random.stateless_uniform(C[None], seed(number, shrink + 3), dtype=dtype)
+            return tf.tile(u, [G])
+
+        state = elliptical_slice(
+            SliceState(_rows(x), tf.reshape(values, tf.stack([G * C, n])), tf.constant(-1)),
+            _rows(tf.matmul(noise, factor_t)),
+            temperature,
+            potential,
+            uniforms,
+        )
+        return _unrows(state.x, G), tf.reshape(state.values, tf.stack([G, C, n])), state.nan_datum
+
+    x, values, nan_datum = move(
+        tf.constant(0), chains.x, mean, base.factor_t, chains.values, 0
+    )
+
+    def body(
+        i: tf.Tensor, x: tf.Tensor, values: tf.Tensor, nan_datum: tf.Tensor
+    ) -> tuple[tf.Tensor, ...]:
+        start = blocks.start[i]
+        end = start + tf.shape(blocks.weights)[-1]
+        shift = tf.matmul(x, blocks.weights[i])  # E[x_b | x_rest], [G, L, C, b]
+        centre = shift + mean[..., start:end]
+        new_x, new_values, found = move(
+            i + 1,
+            x[..., start:end] - shift,
+            centre,
+            blocks.factor_t[i],
+            values[..., start:end],
+            start,
+        )
+
+        def insert(new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
+            joined = tf.concat([old[..., :start], new, old[..., end:]], -1)
+            return tf.ensure_shape(joined, old.shape)
+
+        nan_datum = tf.maximum(nan_datum, tf.where(found >= 0, found + start, -1))
+        return i + 1, insert(new_x + shift, x), insert(new_values, values), nan_datum
+
+    num_blocks = tf.shape(blocks.start)[0]
+    _, x, values, nan_datum = tf.while_loop(
+        lambda i, *_: i < num_blocks,
+        body,
+        (
+            tf.constant(0),
+            tf.ensure_shape(x, chains.x.shape),
+            tf.ensure_shape(values, chains.values.shape),
+            nan_datum,
+        ),
+    )
+    return chains._replace(
+        x=x, values=values, nan_datum=tf.maximum(chains.nan_datum, nan_datum)
+    )
