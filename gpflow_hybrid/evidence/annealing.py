@@ -21,7 +21,7 @@ from .results import (
     effective_sample_size,
     remark,
 )
-from .settings import Setting, Settings, chunks, working_copy
+from .settings import Setting, Settings, chunks
 
 MAX_CHAINS = 4096
 """Chains that run as one batch, over all its settings."""
@@ -97,13 +97,11 @@ def annealed_importance_sampling(
         thinning,
         seed,
     )
-    copy = working_copy(model)
-    settings = Settings(copy, [{}] if hyperparameters is None else _checked(hyperparameters))
+    settings = Settings(model, [{}] if hyperparameters is None else _checked(hyperparameters))
+    copy = settings.model
     test = None if test_data is None else check_test_data(test_data, plan, copy)
     num_data = int(copy.data[0].shape[0])
-    size = min(
-        MAX_CHAINS // plan.num_chains, MAX_FLOATS // (4 * copy.num_latent_gps * num_data**2)
-    )
+    size = min(MAX_CHAINS // plan.num_chains, MAX_FLOATS // (4 * copy.num_latent_gps * num_data**2))
     outputs: dict[int, SettingOutput] = {}
     with tqdm(
         total=plan.num_sweeps * len(settings.settings),

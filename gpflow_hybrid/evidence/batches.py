@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -12,9 +13,8 @@ from gpflow.likelihoods import Likelihood
 from scipy.special import logsumexp
 
 from ..errors import NonFiniteError
-from . import chains as annealing_chains
 from .bases import Base, Prior, conditionals, prior_base, site_base
-from .chains import Chains, Problem
+from .chains import Chains, Path, Problem, advance, begin
 from .moment_matching import match_moments
 from .plans import Plan
 from .prediction import predictive_log_densities
@@ -38,7 +38,7 @@ class SettingOutput(NamedTuple):
 class Batch:
     """Settings that run together, with one likelihood and one set of random numbers.
 
-    :param advance: told the number of sweeps done, setting by setting.
+    :param told: called with the number of sweeps done, counted for every setting.
     """
 
     def __init__(
@@ -47,13 +47,13 @@ class Batch:
         indices: Sequence[int],
         plan: Plan,
         test: RegressionData | None,
-        advance: Callable[[int], object],
+        told: Callable[[int], object],
     ) -> None:
         self.plan = plan
         self.test = test
-        self.advance = advance
+        self.told = told
         self.num_settings = len(indices)
-        self.likelihood: Likelihood = settings.model.likelihood
+        self.likelihood: Likelihood = settings.likelihood
         X, Y = (tf.convert_to_tensor(d) for d in settings.model.data)
         self.conditional: PriorAndTest = settings.prior(indices, None if test is None else test[0])
         prior = self.conditional.prior
@@ -63,16 +63,14 @@ class Batch:
             base = posterior_base(settings, indices, X, Y, prior)
         blocks = conditionals(prior, base.lambda_2, plan.block_size or int(X.shape[0]))
         self.problem = Problem(X, Y, base, blocks)
-        self.temperatures = tf.constant(plan.temperatures, X.dtype)
 
     def run(self) -> Iterator[SettingOutput]:
         """Anneal, sample, predict and anneal back; one output for each setting."""
         plan = self.plan
-        chains = annealing_chains.begin(
-            self.likelihood, self.problem, plan.num_chains, plan.keys[0]
-        )
+        chains = begin(self.likelihood, self.problem, plan.num_chains, plan.keys[0])
         self._refuse_nan(chains)
-        chains = self._in_calls(self._anneal, chains, plan.num_temperatures)
+        up = Path(0.0, 1.0, plan.num_temperatures, plan.power)
+        chains = self._follow(up, chains, plan.keys[1])
         log_weights = chains.log_weights.numpy()
         chains, samples, densities = self._sample(chains)
         weights = normalised(np.repeat(log_weights, plan.num_samples, axis=1))
@@ -92,12 +90,13 @@ class Batch:
     def _sample(self, chains: Chains) -> tuple[Chains, FloatArray, FloatArray]:
         """Samples ``[G, S, N, L]`` and their test log densities ``[G, S, N*]``, chain by chain."""
         G, L, C, N = chains.x.shape
-        num, thinning = self.plan.num_samples, self.plan.thinning
+        num, thinning, keys = self.plan.num_samples, self.plan.thinning, self.plan.keys
+        level = Path(1.0, 1.0, num * thinning, self.plan.power)
         num_test = 0 if self.test is None else int(self.test[0].shape[0])
         samples = np.empty((G, C, num, N, L))
         densities = np.empty((G, C, num, num_test))
         for i in range(num):
-            chains = self._sweeps(chains, i * thinning, (i + 1) * thinning)
+            chains = self._advance(level, chains, i * thinning, (i + 1) * thinning, keys[2])
             f = chains.x + self.problem.base.mean[:, :, None]
             samples[:, :, i] = f.numpy().transpose(0, 2, 3, 1)
             if self.test is not None:
@@ -113,66 +112,22 @@ class Batch:
     def _reverse(self, chains: Chains) -> FloatArray:
         """Weights of the way back, which begins after a burn-in at the posterior."""
         plan = self.plan
-        done = plan.num_samples * plan.thinning
+        chains = self._follow(Path(1.0, 1.0, plan.num_burn_in, plan.power), chains, plan.keys[3])
+        log_normaliser = self.problem.base.log_normaliser[:, None]
+        chains = chains._replace(log_weights=tf.repeat(log_normaliser, plan.num_chains, axis=1))
+        down = Path(1.0, 0.0, plan.num_temperatures, plan.power)
+        return self._follow(down, chains, plan.keys[4]).log_weights.numpy()
 
-        def burn_in(chains: Chains, first: int, last: int) -> Chains:
-            return self._sweeps(chains, done + first, done + last)
-
-        chains = self._in_calls(burn_in, chains, plan.num_burn_in)
-        log_normaliser = tf.repeat(
-            self.problem.base.log_normaliser[:, None], plan.num_chains, axis=1
-        )
-        chains = chains._replace(log_weights=log_normaliser)
-        chains = self._in_calls(self._anneal_back, chains, plan.num_temperatures)
-        return chains.log_weights.numpy()
-
-    def _in_calls(
-        self, function: Callable[[Chains, int, int], Chains], chains: Chains, num_steps: int
-    ) -> Chains:
-        ends = np.unique(np.linspace(0, num_steps, min(NUM_CALLS, num_steps) + 1).astype(int))
-        for first, last in zip(ends[:-1], ends[1:], strict=True):
-            chains = function(chains, int(first), int(last))
+    def _follow(self, path: Path, chains: Chains, key: int) -> Chains:
+        ends = np.linspace(0, path.num_steps, min(NUM_CALLS, path.num_steps) + 1).astype(int)
+        for first, last in itertools.pairwise(ends):
+            chains = self._advance(path, chains, int(first), int(last), key)
         return chains
 
-    def _anneal(self, chains: Chains, first: int, last: int) -> Chains:
-        return self._done(
-            annealing_chains.anneal(
-                self.likelihood,
-                self.problem,
-                chains,
-                self.temperatures,
-                first,
-                last,
-                self.plan.keys[1],
-            ),
-            last - first,
-        )
-
-    def _sweeps(self, chains: Chains, first: int, last: int) -> Chains:
-        return self._done(
-            annealing_chains.sweeps(
-                self.likelihood, self.problem, chains, first, last, self.plan.keys[2]
-            ),
-            last - first,
-        )
-
-    def _anneal_back(self, chains: Chains, first: int, last: int) -> Chains:
-        return self._done(
-            annealing_chains.anneal_back(
-                self.likelihood,
-                self.problem,
-                chains,
-                self.temperatures,
-                first,
-                last,
-                self.plan.keys[3],
-            ),
-            last - first,
-        )
-
-    def _done(self, chains: Chains, num_sweeps: int) -> Chains:
+    def _advance(self, path: Path, chains: Chains, first: int, last: int, key: int) -> Chains:
+        chains = advance(self.likelihood, self.problem, chains, path, first, last, key)
         self._refuse_nan(chains)
-        self.advance(num_sweeps * self.num_settings)
+        self.told((last - first) * self.num_settings)
         return chains
 
     def _refuse_nan(self, chains: Chains) -> None:
@@ -193,7 +148,7 @@ def posterior_base(
 
     A setting that has neither starts from the prior: every start gives the right answer.
     """
-    lambda_1, lambda_2, usable = match_moments(settings.model.likelihood, X, Y, prior)
+    lambda_1, lambda_2, usable = match_moments(settings.likelihood, X, Y, prior)
     if not np.all(usable):
         inferred = [
             (lambda_1[g], lambda_2[g]) if usable[g] else settings.infer(i)

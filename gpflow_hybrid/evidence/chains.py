@@ -44,83 +44,89 @@ class Chains(NamedTuple):
     nan_datum: tf.Tensor  # the last datum at which φ was NaN, or −1; []
 
 
+class Path(NamedTuple):
+    """A way from one temperature to another: ``τ_t = (begin + (end − begin) t / num_steps)^power``."""
+
+    begin: float
+    end: float
+    num_steps: int
+    power: float
+
+
 def begin(likelihood: Likelihood, problem: Problem, num_chains: int, key: int) -> Chains:
     """Exact draws from the base, with ``log Z`` as their weight."""
-    return _call(likelihood, "begin", _begin, problem, tf.constant(num_chains), _key(key))
+    return _call(likelihood, _begin, problem, tf.constant(num_chains), _key(key))
 
 
-def anneal(
+def advance(
     likelihood: Likelihood,
     problem: Problem,
     chains: Chains,
-    temperatures: tf.Tensor,
+    path: Path,
     first: int,
     last: int,
     key: int,
 ) -> Chains:
-    """Steps ``first, …, last − 1``: the weight takes ``(τₜ₊₁ − τₜ) φ(f)``, then f moves at ``τₜ₊₁``.
+    """Steps ``first, …, last − 1`` of a path.
 
-    The sample that is weighted is thus from the tth distribution, before the transition.
+    Upwards, the weight takes ``(τ_{t+1} − τ_t) φ(f)`` and then f moves at ``τ_{t+1}``: the sample that
+    is weighted is from the tth distribution, before the transition. Downwards is the same backwards:
+    f moves at ``τ_t``, then the weight takes ``(τ_t − τ_{t+1}) φ(f)``. A level path leaves it alone.
     """
+    dtype = chains.x.dtype
+    scalars = (
+        tf.constant(path.begin, dtype),
+        tf.constant(path.end, dtype),
+        tf.constant(path.num_steps),
+        tf.constant(path.power, dtype),
+    )
     limits = (tf.constant(first), tf.constant(last), _key(key))
-    return _call(likelihood, "anneal", _anneal, problem, chains, temperatures, *limits)
-
-
-def anneal_back(
-    likelihood: Likelihood,
-    problem: Problem,
-    chains: Chains,
-    temperatures: tf.Tensor,
-    first: int,
-    last: int,
-    key: int,
-) -> Chains:
-    """Annealing from the posterior back to the base: steps ``first, …, last − 1`` of T.
-
-    f moves at ``τ_{T−t}``, then the weight takes ``(τ_{T−t} − τ_{T−t−1}) φ(f)``.
-    """
-    limits = (tf.constant(first), tf.constant(last), _key(key))
-    return _call(likelihood, "anneal_back", _anneal_back, problem, chains, temperatures, *limits)
-
-
-def sweeps(
-    likelihood: Likelihood, problem: Problem, chains: Chains, first: int, last: int, key: int
-) -> Chains:
-    """Sweeps at τ = 1, the weights left alone."""
-    limits = (tf.constant(first), tf.constant(last), _key(key))
-    return _call(likelihood, "sweeps", _sweeps, problem, chains, *limits)
+    return _call(likelihood, _advance, problem, chains, Path(*scalars), *limits)
 
 
 def _key(key: int) -> tf.Tensor:
     return tf.constant(key, tf.int64)
 
 
-def _call(likelihood: Likelihood, name: str, function: Any, *args: Any) -> Chains:
+def _call(likelihood: Likelihood, function: Any, *args: Any) -> Chains:
     """``function`` compiled once for each likelihood and shape of its arguments."""
     structure = tf.nest.map_structure(lambda _: None, args)
 
     def flat(likelihood: Likelihood, *tensors: tf.Tensor) -> Any:
         return function(likelihood, *tf.nest.pack_sequence_as(structure, tensors))
 
-    return call_compiled(likelihood, ("evidence", name), flat, *tf.nest.flatten(args))
+    name = ("evidence", function.__name__)
+    return call_compiled(likelihood, name, flat, *tf.nest.flatten(args))
 
 
 class _Target:
     """``φ`` for some chains and consecutive data."""
 
     def __init__(self, likelihood: Likelihood, problem: Problem, num_chains: tf.Tensor) -> None:
-        self.likelihood = likelihood
         self.problem = problem
         self.num_chains = num_chains
+        self.num_latents = problem.base.mean.shape[1]
+
+        def log_prob(f: tf.Tensor, X: tf.Tensor, Y: tf.Tensor) -> tf.Tensor:
+            value = _log_prob_at(likelihood, f, X, Y)
+            return tf.reduce_sum(value, -1) if isinstance(likelihood, ScalarLikelihood) else value
+
+        # Used in four places of the graph and traced once.
+        specs = [(None, None, self.num_latents)]
+        specs += [(None, *d.shape[1:]) for d in (problem.X, problem.Y)]
+        dtypes = (problem.base.mean.dtype, problem.X.dtype, problem.Y.dtype)
+        self._log_prob = tf.function(
+            log_prob,
+            input_signature=[tf.TensorSpec(*spec) for spec in zip(specs, dtypes, strict=True)],
+            autograph=False,
+        )
 
     def values(
         self, f: tf.Tensor, start: tf.Tensor | int, size: tf.Tensor | int, chain: tf.Tensor | None
     ) -> tf.Tensor:
         """``φ`` per datum at ``f [A, n, L]`` for data ``start, …, start + n − 1``; ``[A, n]``."""
         X, Y = (d[start : start + size] for d in (self.problem.X, self.problem.Y))
-        log_p = _log_prob_at(self.likelihood, f, X, Y)
-        if isinstance(self.likelihood, ScalarLikelihood):
-            log_p = tf.reduce_sum(log_p, -1)
+        log_p = self._log_prob(tf.ensure_shape(f, [None, None, self.num_latents]), X, Y)
         lambda_1, lambda_2 = (
             self.per_chain(tf.transpose(x[..., start : start + size], [0, 2, 1]), chain)
             for x in (self.problem.base.lambda_1, self.problem.base.lambda_2)
@@ -169,77 +175,45 @@ def _begin(
     )
 
 
-def _anneal(
+def _advance(
     likelihood: Likelihood,
     problem: Problem,
     chains: Chains,
-    temperatures: tf.Tensor,
+    path: Path,
     first: tf.Tensor,
     last: tf.Tensor,
     key: tf.Tensor,
 ) -> Chains:
-    def body(t: tf.Tensor, chains: Chains) -> tuple[tf.Tensor, Chains]:
-        chains = _add_weight(chains, temperatures[t + 1] - temperatures[t])
-        return t + 1, _sweep(likelihood, problem, chains, temperatures[t + 1], t, key)
+    dtype = chains.x.dtype
 
-    return _loop(body, chains, first, last)
+    def temperature(t: tf.Tensor) -> tf.Tensor:
+        part = tf.cast(t, dtype) / tf.cast(path.num_steps, dtype)
+        return (path.begin + (path.end - path.begin) * part) ** path.power
 
-
-def _anneal_back(
-    likelihood: Likelihood,
-    problem: Problem,
-    chains: Chains,
-    temperatures: tf.Tensor,
-    first: tf.Tensor,
-    last: tf.Tensor,
-    key: tf.Tensor,
-) -> Chains:
-    def body(t: tf.Tensor, chains: Chains) -> tuple[tf.Tensor, Chains]:
-        to = tf.shape(temperatures)[0] - 1 - t
-        chains = _sweep(likelihood, problem, chains, temperatures[to], t, key)
-        return t + 1, _add_weight(chains, temperatures[to] - temperatures[to - 1])
-
-    return _loop(body, chains, first, last)
-
-
-def _sweeps(
-    likelihood: Likelihood,
-    problem: Problem,
-    chains: Chains,
-    first: tf.Tensor,
-    last: tf.Tensor,
-    key: tf.Tensor,
-) -> Chains:
-    one = tf.ones((), chains.x.dtype)
+    target = _Target(likelihood, problem, tf.shape(chains.x)[2])
 
     def body(t: tf.Tensor, chains: Chains) -> tuple[tf.Tensor, Chains]:
-        return t + 1, _sweep(likelihood, problem, chains, one, t, key)
+        here, there = temperature(t), temperature(t + 1)
+        chains = _add_weight(chains, tf.maximum(there - here, 0.0))
+        chains = _sweep(target, chains, tf.maximum(here, there), t, key)
+        return t + 1, _add_weight(chains, tf.maximum(here - there, 0.0))
 
-    return _loop(body, chains, first, last)
-
-
-def _loop(body: Any, chains: Chains, first: tf.Tensor, last: tf.Tensor) -> Chains:
     return tf.while_loop(lambda t, _: t < last, body, (first, chains))[1]
 
 
 def _add_weight(chains: Chains, difference: tf.Tensor) -> Chains:
-    added = difference * tf.reduce_sum(chains.values, -1)
+    # 0 × −∞ is 0 here: a level path does not look at φ.
+    added = tf.math.multiply_no_nan(tf.reduce_sum(chains.values, -1), difference)
     return chains._replace(log_weights=chains.log_weights + added)
 
 
 def _sweep(
-    likelihood: Likelihood,
-    problem: Problem,
-    chains: Chains,
-    temperature: tf.Tensor,
-    step: tf.Tensor,
-    key: tf.Tensor,
+    target: _Target, chains: Chains, temperature: tf.Tensor, step: tf.Tensor, key: tf.Tensor
 ) -> Chains:
     """A slice move of all the data at once, then of each block given the others."""
-    base, blocks = problem.base, problem.blocks
-    G, L, C, N = tf.unstack(tf.shape(chains.x))
+    base, blocks = target.problem.base, target.problem.blocks
+    G, L, C, _ = tf.unstack(tf.shape(chains.x))
     dtype = chains.x.dtype
-    target = _Target(likelihood, problem, C)
     mean = base.mean[:, :, None]  # [G, L, 1, N]
     sweep_counter = tf.cast(step, tf.int64) * _MOVES
 
@@ -277,9 +251,7 @@ def _sweep(
         )
         return _unrows(state.x, G), tf.reshape(state.values, tf.stack([G, C, n])), state.nan_datum
 
-    x, values, nan_datum = move(
-        tf.constant(0), chains.x, mean, base.factor_t, chains.values, 0
-    )
+    x, values, nan_datum = move(tf.constant(0), chains.x, mean, base.factor_t, chains.values, 0)
 
     def body(
         i: tf.Tensor, x: tf.Tensor, values: tf.Tensor, nan_datum: tf.Tensor
@@ -315,6 +287,4 @@ def _sweep(
             nan_datum,
         ),
     )
-    return chains._replace(
-        x=x, values=values, nan_datum=tf.maximum(chains.nan_datum, nan_datum)
-    )
+    return chains._replace(x=x, values=values, nan_datum=tf.maximum(chains.nan_datum, nan_datum))

@@ -23,7 +23,6 @@ TOLERANCE = 1e-3
 """Residual, in units of the posterior, at which a better q is not worth a step."""
 
 SHORTEST_STEP = 0.02
-FIRST_STEP = 0.5
 USABLE_RESIDUAL = 1.0
 """Residual above which the sites are not called matched."""
 
@@ -36,9 +35,7 @@ class MatchedSites(NamedTuple):
     usable: tf.Tensor
 
 
-def match_moments(
-    likelihood: Likelihood, X: tf.Tensor, Y: tf.Tensor, prior: Prior
-) -> MatchedSites:
+def match_moments(likelihood: Likelihood, X: tf.Tensor, Y: tf.Tensor, prior: Prior) -> MatchedSites:
     """Sites whose q has the mean and variance of ``q(f) p(yₙ|f) / tₙ(f)`` at every datum."""
 
     def compiled(
@@ -72,7 +69,8 @@ def _match(likelihood: Likelihood, X: tf.Tensor, Y: tf.Tensor, prior: Prior) -> 
     def body(i: tf.Tensor, *state: tf.Tensor) -> tuple[tf.Tensor, ...]:
         lambda_1, lambda_2, length, best_1, best_2, best_residual = state
         step = _evaluate(likelihood, X, Y, prior, lambda_1, lambda_2)
-        better = step.residual < best_residual
+        # A setting that has arrived stays: it is what it would be without the others.
+        better = (step.residual < best_residual) & (best_residual > TOLERANCE)
         take = better[:, None, None]
         best_1, best_2 = tf.where(take, lambda_1, best_1), tf.where(take, lambda_2, best_2)
         # Steps lengthen while they help; after a bad one, back towards the best with shorter ones.
@@ -80,12 +78,16 @@ def _match(likelihood: Likelihood, X: tf.Tensor, Y: tf.Tensor, prior: Prior) -> 
         length = tf.maximum(length, SHORTEST_STEP)
         valid = tf.math.is_finite(step.residual)[:, None, None]
         rho = length[:, None, None]
-        new_1 = tf.where(valid, lambda_1 + rho * (step.target_1 - lambda_1), 0.5 * (lambda_1 + best_1))
-        new_2 = tf.where(valid, lambda_2 + rho * (step.target_2 - lambda_2), 0.5 * (lambda_2 + best_2))
-        best_residual = tf.minimum(best_residual, tf.where(valid[:, 0, 0], step.residual, infinity))
+        new_1 = tf.where(
+            valid, lambda_1 + rho * (step.target_1 - lambda_1), 0.5 * (lambda_1 + best_1)
+        )
+        new_2 = tf.where(
+            valid, lambda_2 + rho * (step.target_2 - lambda_2), 0.5 * (lambda_2 + best_2)
+        )
+        best_residual = tf.where(better, step.residual, best_residual)
         return i + 1, new_1, new_2, length, best_1, best_2, best_residual
 
-    start = (zeros, zeros, FIRST_STEP * ones, zeros, zeros, infinity * ones)
+    start = (zeros, zeros, ones, zeros, zeros, infinity * ones)
     *_, best_1, best_2, residual = tf.while_loop(unfinished, body, (tf.constant(0), *start))
     return MatchedSites(best_1, best_2, residual < USABLE_RESIDUAL)
 
@@ -106,9 +108,7 @@ def _evaluate(
     target_2 = 1.0 / tilted_variance - (1.0 / variance - lambda_2)
     target_1 = mean / tilted_variance - (base.mean / variance - lambda_1)
     slope = (target_1 - target_2 * base.mean) - (lambda_1 - lambda_2 * base.mean)
-    residual = tf.maximum(
-        tf.abs(target_2 - lambda_2) * variance, tf.abs(slope) * tf.sqrt(variance)
-    )
+    residual = tf.maximum(tf.abs(target_2 - lambda_2) * variance, tf.abs(slope) * tf.sqrt(variance))
     valid = (tilted_variance > 0.0) & tf.math.is_finite(residual) & (variance > 0.0)
     residual = tf.where(valid, residual, tf.constant(np.inf, residual.dtype))
     return _Step(target_1, target_2, tf.reduce_max(residual, [1, 2]))

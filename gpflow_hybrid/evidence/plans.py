@@ -13,7 +13,7 @@ from gpflow.utilities import is_variable
 from ..errors import InvalidDataError
 from ..models import SiteModel
 from ..validation import prepare_data
-from .results import Average, FloatArray
+from .results import Average
 
 Start = Literal["posterior", "prior"]
 
@@ -36,11 +36,6 @@ class Plan:
     num_samples: int
     thinning: int
     seed: int
-
-    @property
-    def temperatures(self) -> FloatArray:
-        """``τ_t = (t/T)^power``, ``[T + 1]``."""
-        return np.asarray(np.linspace(0.0, 1.0, self.num_temperatures + 1) ** self.power)
 
     @property
     def num_burn_in(self) -> int:
@@ -80,7 +75,11 @@ def make_plan(
     if not isinstance(bidirectional, bool):
         raise InvalidDataError(f"bidirectional must be True or False; found {bidirectional!r}.")
     power = POWER[start] if power is None else power
-    if not isinstance(power, numbers.Real) or isinstance(power, bool) or not 0 < power < np.inf:
+    if (
+        not isinstance(power, numbers.Real)
+        or isinstance(power, bool)
+        or not 0 < float(power) < np.inf
+    ):
         raise InvalidDataError(f"power must be a positive number; found {power!r}.")
     return Plan(
         start=start,

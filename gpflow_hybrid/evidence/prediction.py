@@ -41,7 +41,5 @@ def _log_densities(
     X_rows, Y_rows = (tf.tile(d, tf.stack([G * C, 1])) for d in (X, Y))
     Fmu, Fvar = rows(mean), rows(variance)
     no_sites = tf.zeros_like(Fmu)
-    value = log_expected_ratio(
-        likelihood, X_rows, Fmu, Fvar, Y_rows, no_sites, no_sites, 1.0
-    )
+    value = log_expected_ratio(likelihood, X_rows, Fmu, Fvar, Y_rows, no_sites, no_sites, 1.0)
     return tf.reshape(value, tf.stack([G, C, N]))

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 from gpflow.base import AnyNDArray, Parameter
 from gpflow.kernels import Kernel
+from gpflow.likelihoods import Likelihood
 from gpflow.models import GPModel
 
 from ..covariances import latent_kernels, prior_mean
@@ -36,7 +37,8 @@ def grid(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
         gh.evidence.grid({".kernel.lengthscales": values, ".kernel.variance": values**2})
     """
     return [
-        dict(zip(axes, combination, strict=True)) for combination in itertools.product(*axes.values())
+        dict(zip(axes, combination, strict=True))
+        for combination in itertools.product(*axes.values())
     ]
 
 
@@ -73,8 +75,8 @@ class PriorAndTest(NamedTuple):
 class Settings:
     """A working copy and the settings that it can be put into."""
 
-    def __init__(self, model: SiteModel, settings: Sequence[Setting]) -> None:
-        self.model = model
+    def __init__(self, original: GPModel, settings: Sequence[Setting]) -> None:
+        self.model = model = working_copy(original)
         self.settings = settings
         self._parameters = {
             path: parameter
@@ -84,6 +86,9 @@ class Settings:
         self._initial = {path: p.numpy() for path, p in self._parameters.items()}
         for i, setting in enumerate(settings):
             self._check(i, setting)
+        # Compiled graphs live as long as their likelihood: the original, if no setting changes it.
+        own = any(path.startswith(".likelihood") for setting in settings for path in setting)
+        self.likelihood: Likelihood = (model if own else original).likelihood
         self._units: dict[int, tuple[Hashable, Unit]] = {}
 
     def _check(self, index: int, setting: Any) -> None:
@@ -106,9 +111,9 @@ class Settings:
                     f"hyperparameters[{index}][{path!r}] must have shape "
                     f"{self._initial[path].shape}; found {array.shape}."
                 )
-            if not np.all(np.isfinite(parameter.transform.inverse(array) if parameter.transform else array)):
+            if not _in_domain(parameter, array):
                 raise InvalidDataError(
-                    f"hyperparameters[{index}][{path!r}] must be a finite value in the parameter's "
+                    f"hyperparameters[{index}][{path!r}] must be finite and in the parameter's "
                     f"domain; found {value!r}."
                 )
 
@@ -193,6 +198,11 @@ def _unit(kernel: Kernel, X: tf.Tensor, X_test: tf.Tensor) -> Unit:
     weights = tf.linalg.triangular_solve(chol, whitened, adjoint=True)
     variance = kernel(X_test, full_cov=False) - tf.reduce_sum(tf.square(whitened), 0)
     return Unit(chol, weights, tf.maximum(variance, 0.0))
+
+
+def _in_domain(parameter: Parameter, value: AnyNDArray) -> bool:
+    unconstrained = value if parameter.transform is None else parameter.transform.inverse(value)
+    return bool(np.all(np.isfinite(value)) and np.all(np.isfinite(unconstrained)))
 
 
 def scale_parameter(kernel: Kernel) -> Parameter | None:
