@@ -156,6 +156,22 @@ def _unrows(rows: tf.Tensor, num_settings: tf.Tensor) -> tf.Tensor:
     return x
 
 
+def _replace_last(x: tf.Tensor, start: tf.Tensor, end: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
+    """``x`` with ``x[..., start:end] = new``, in place where TensorFlow allows it."""
+    axes = x.shape.rank
+    ellipsis = [0] * (axes - 1)
+    updated = tf.raw_ops.TensorStridedSliceUpdate(
+        input=x,
+        begin=tf.stack([*ellipsis, start]),
+        end=tf.stack([*ellipsis, end]),
+        strides=[1] * axes,
+        value=new,
+        begin_mask=2 ** (axes - 1) - 1,
+        end_mask=2 ** (axes - 1) - 1,
+    )
+    return tf.ensure_shape(updated, x.shape)
+
+
 def _begin(
     likelihood: Likelihood, problem: Problem, num_chains: tf.Tensor, key: tf.Tensor
 ) -> Chains:
@@ -269,12 +285,10 @@ def _sweep(
             start,
         )
 
-        def insert(new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
-            joined = tf.concat([old[..., :start], new, old[..., end:]], -1)
-            return tf.ensure_shape(joined, old.shape)
-
         nan_datum = tf.maximum(nan_datum, tf.where(found >= 0, found + start, -1))
-        return i + 1, insert(new_x + shift, x), insert(new_values, values), nan_datum
+        x = _replace_last(x, start, end, new_x + shift)
+        values = _replace_last(values, start, end, new_values)
+        return i + 1, x, values, nan_datum
 
     num_blocks = tf.shape(blocks.start)[0]
     _, x, values, nan_datum = tf.while_loop(

@@ -57,11 +57,11 @@ def elliptical_slice(
         # Neither −∞ nor NaN is above a level.
         return temperature * tf.reduce_sum(values, -1) > level
 
-    x = propose(state.x, direction, theta)
-    values = potential(x, None)
+    values = potential(propose(state.x, direction, theta), None)
     accepted = accepts(values, level)
     nan_datum = tf.maximum(state.nan_datum, last_nan(values))
-    x = tf.where(accepted[:, None, None], x, state.x)
+    # A chain that no proposal satisfies keeps θ = 0, which is where it is.
+    theta_found = tf.where(accepted, theta, tf.zeros_like(theta))
     values = tf.where(accepted[:, None], values, state.values)
     active = tf.where(~accepted)[:, 0]
     low, high, theta = (tf.gather(t, active) for t in (theta - 2.0 * np.pi, theta, theta))
@@ -75,38 +75,43 @@ def elliptical_slice(
         low: tf.Tensor,
         high: tf.Tensor,
         theta: tf.Tensor,
-        x: tf.Tensor,
-        values: tf.Tensor,
         nan_datum: tf.Tensor,
+        found: tuple[tf.TensorArray, ...],
     ) -> tuple[tf.Tensor, ...]:
         # The angle just rejected becomes the end of the bracket on its side of 0.
         low, high = tf.where(theta < 0.0, theta, low), tf.where(theta < 0.0, high, theta)
         theta = low + tf.gather(uniforms(shrink), active) * (high - low)
         proposal = propose(tf.gather(state.x, active), tf.gather(direction, active), theta)
-        found = potential(proposal, active)
-        accepted = accepts(found, tf.gather(level, active))
-        done, left = tf.where(accepted), tf.where(~accepted)[:, 0]
-        index = tf.gather_nd(active, done)[:, None]
+        values = potential(proposal, active)
+        accepted = accepts(values, tf.gather(level, active))
+        done, left = tf.where(accepted)[:, 0], tf.where(~accepted)[:, 0]
+        new = (tf.gather(x, done) for x in (active, theta, values))
         return (
             shrink + 1,
-            tf.gather(active, left),
-            tf.gather(low, left),
-            tf.gather(high, left),
-            tf.gather(theta, left),
-            tf.tensor_scatter_nd_update(x, index, tf.gather_nd(proposal, done)),
-            tf.tensor_scatter_nd_update(values, index, tf.gather_nd(found, done)),
-            tf.maximum(nan_datum, last_nan(found)),
+            *(tf.gather(x, left) for x in (active, low, high, theta)),
+            tf.maximum(nan_datum, last_nan(values)),
+            tuple(array.write(shrink, x) for array, x in zip(found, new, strict=True)),
         )
 
-    vector = tf.TensorShape([None])
-    scalar = tf.TensorShape([])
-    loop = tf.while_loop(
+    # What each round accepts is put in its place once, at the end.
+    def rounds(like: tf.Tensor) -> tf.TensorArray:
+        shape = tf.TensorShape([None]).concatenate(like.shape[1:])
+        return tf.TensorArray(
+            like.dtype, 0, dynamic_size=True, element_shape=shape, infer_shape=False
+        )
+
+    vector, scalar = tf.TensorShape([None]), tf.TensorShape([])
+    found = tuple(rounds(x) for x in (active, theta, values))
+    *_, nan_datum, found = tf.while_loop(
         unfinished,
         body,
-        (tf.constant(0), active, low, high, theta, x, values, nan_datum),
-        shape_invariants=(scalar, *[vector] * 4, x.shape, values.shape, scalar),
+        (tf.constant(0), active, low, high, theta, nan_datum, found),
+        shape_invariants=(scalar, *[vector] * 4, scalar, (scalar, scalar, scalar)),
     )
-    return SliceState(*loop[-3:])
+    index, theta, new_values = (array.concat() for array in found)
+    theta_found = tf.tensor_scatter_nd_update(theta_found, index[:, None], theta)
+    values = tf.tensor_scatter_nd_update(values, index[:, None], new_values)
+    return SliceState(propose(state.x, direction, theta_found), values, nan_datum)
 
 
 def last_nan(values: tf.Tensor) -> tf.Tensor:
