@@ -90,15 +90,16 @@ def elliptical_slice(
             shrink + 1,
             *(tf.gather(x, left) for x in (active, low, high, theta)),
             tf.maximum(nan_datum, last_nan(values)),
-            tuple(array.write(shrink, x) for array, x in zip(found, new, strict=True)),
+            tuple(array.write(shrink + 1, x) for array, x in zip(found, new, strict=True)),
         )
 
-    # What each round accepts is put in its place once, at the end.
+    # What each round accepts is put in its place once, at the end; there may be no round at all.
     def rounds(like: tf.Tensor) -> tf.TensorArray:
         shape = tf.TensorShape([None]).concatenate(like.shape[1:])
-        return tf.TensorArray(
-            like.dtype, 0, dynamic_size=True, element_shape=shape, infer_shape=False
+        array = tf.TensorArray(
+            like.dtype, 1, dynamic_size=True, element_shape=shape, infer_shape=False
         )
+        return array.write(0, like[:0])
 
     vector, scalar = tf.TensorShape([None]), tf.TensorShape([])
     found = tuple(rounds(x) for x in (active, theta, values))
