@@ -104,7 +104,7 @@ def annealed_importance_sampling(
     size = min(MAX_CHAINS // plan.num_chains, MAX_FLOATS // (4 * copy.num_latent_gps * num_data**2))
     outputs: dict[int, SettingOutput] = {}
     with tqdm(
-        total=plan.num_sweeps * len(settings.settings),
+        total=plan.num_sweeps * len(settings.values),
         desc="annealing",
         leave=False,
         disable=None if progress is None else not progress,
@@ -113,7 +113,7 @@ def annealed_importance_sampling(
             for indices in chunks(group, max(size, 1)):
                 batch = Batch(settings, indices, plan, test, bar.update)
                 outputs.update(zip(indices, batch.run(), strict=True))
-    ordered = [outputs[i] for i in range(len(settings.settings))]
+    ordered = [outputs[i] for i in range(len(settings.values))]
     return _result(ordered, plan, hyperparameters, time.perf_counter() - began)
 
 

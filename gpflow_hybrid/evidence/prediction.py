@@ -9,6 +9,9 @@ from ..compilation import call_compiled
 from ..likelihoods.expectations import log_expected_ratio
 from .settings import PriorAndTest
 
+MAX_ROWS = 20_000
+"""Integrals over f* computed at once: a quadrature has up to 1681 nodes for each."""
+
 
 def predictive_log_densities(
     likelihood: Likelihood,
@@ -25,7 +28,21 @@ def predictive_log_densities(
         f - conditional.prior.mean[:, :, None], conditional.weights
     )
     variance = tf.broadcast_to(conditional.variance[:, :, None], tf.shape(mean))
-    return call_compiled(likelihood, ("evidence", "test"), _log_densities, X, Y, mean, variance)
+    G, _, C, N = mean.shape
+    size = max(1, MAX_ROWS // (G * N))
+    parts = [
+        call_compiled(
+            likelihood,
+            ("evidence", "test"),
+            _log_densities,
+            X,
+            Y,
+            mean[:, :, first : first + size],
+            variance[:, :, first : first + size],
+        )
+        for first in range(0, C, size)
+    ]
+    return tf.concat(parts, axis=1)
 
 
 def _log_densities(

@@ -15,7 +15,7 @@ from gpflow.likelihoods import Likelihood
 from gpflow.models import GPModel
 
 from ..covariances import latent_kernels, prior_mean
-from ..errors import InvalidDataError, NonFiniteError
+from ..errors import GPflowHybridError, InvalidDataError, NonFiniteError
 from ..models import CVIModel, SiteModel
 from .bases import Prior
 
@@ -77,61 +77,69 @@ class Settings:
 
     def __init__(self, original: GPModel, settings: Sequence[Setting]) -> None:
         self.model = model = working_copy(original)
-        self.settings = settings
         self._parameters = {
             path: parameter
             for path, parameter in gpflow.utilities.parameter_dict(model).items()
             if path.startswith(_PARTS)
         }
         self._initial = {path: p.numpy() for path, p in self._parameters.items()}
-        for i, setting in enumerate(settings):
-            self._check(i, setting)
+        self.values = [self._read(i, setting) for i, setting in enumerate(settings)]
         # Compiled graphs live as long as their likelihood: the original, if no setting changes it.
-        own = any(path.startswith(".likelihood") for setting in settings for path in setting)
-        self.likelihood: Likelihood = (model if own else original).likelihood
+        same = all(
+            np.array_equal(value, self._initial[path])
+            for values in self.values
+            for path, value in values.items()
+            if path.startswith(".likelihood")
+        )
+        self.likelihood: Likelihood = (original if same else model).likelihood
         self._units: dict[int, tuple[Hashable, Unit]] = {}
 
-    def _check(self, index: int, setting: Any) -> None:
+    def _read(self, index: int, setting: Any) -> dict[str, AnyNDArray]:
+        """The value of every parameter in a setting; what it does not name is as in the model."""
         if not isinstance(setting, Mapping):
             raise InvalidDataError(
                 "hyperparameters must be a sequence of dictionaries {path: value}; found "
                 f"{type(setting).__name__} at position {index}."
             )
+        values = dict(self._initial)
         for path, value in setting.items():
             if path not in self._parameters:
-                known = ", ".join(self._parameters)
                 raise InvalidDataError(
                     f"hyperparameters[{index}] names {path!r}, which this model does not have; "
-                    f"known are {known}."
+                    f"known are {', '.join(self._parameters)}."
                 )
-            parameter = self._parameters[path]
-            array = np.asarray(value, dtype=self._initial[path].dtype)
-            if array.shape != self._initial[path].shape:
+            parameter, initial = self._parameters[path], self._initial[path]
+            try:
+                array = np.asarray(value, dtype=initial.dtype)
+            except (TypeError, ValueError):
                 raise InvalidDataError(
-                    f"hyperparameters[{index}][{path!r}] must have shape "
-                    f"{self._initial[path].shape}; found {array.shape}."
+                    f"hyperparameters[{index}][{path!r}] must be a number or an array of numbers; "
+                    f"found {value!r}."
+                ) from None
+            if array.shape != initial.shape:
+                raise InvalidDataError(
+                    f"hyperparameters[{index}][{path!r}] must have shape {initial.shape}; found "
+                    f"{array.shape}."
                 )
             if not _in_domain(parameter, array):
                 raise InvalidDataError(
                     f"hyperparameters[{index}][{path!r}] must be finite and in the parameter's "
                     f"domain; found {value!r}."
                 )
+            # A parameter that several parts share has several paths.
+            values |= {other: array for other, p in self._parameters.items() if p is parameter}
+        return values
 
     def apply(self, index: int) -> None:
-        """Put the copy into a setting; what the setting does not name is as in the model."""
-        setting = self.settings[index]
+        """Put the copy into a setting."""
         for path, parameter in self._parameters.items():
-            parameter.assign(setting.get(path, self._initial[path]))
+            parameter.assign(self.values[index][path])
 
     def groups(self) -> list[list[int]]:
         """Settings with equal parameters of the likelihood: those can be one batch."""
         found: dict[Hashable, list[int]] = {}
-        for i, setting in enumerate(self.settings):
-            key = tuple(
-                np.asarray(setting.get(path, value), dtype=value.dtype).tobytes()
-                for path, value in self._initial.items()
-                if path.startswith(".likelihood")
-            )
+        for i, values in enumerate(self.values):
+            key = tuple(v.tobytes() for path, v in values.items() if path.startswith(".likelihood"))
             found.setdefault(key, []).append(i)
         return list(found.values())
 
@@ -157,11 +165,14 @@ class Settings:
         return PriorAndTest(Prior(mean, chol), test_mean, weights, variance)
 
     def infer(self, index: int) -> tuple[tf.Tensor, tf.Tensor]:
-        """The sites of the model's own E-step at a setting, from zero; ``[L, N]`` each."""
+        """The sites of the model's own E-step at a setting, ``[L, N]`` each; zero where it fails."""
         self.apply(index)
         sites = self.model.sites
         sites.reset(tf.shape(self.model.data[0])[0])
-        self.model.infer()
+        try:
+            self.model.infer()
+        except GPflowHybridError:
+            sites.reset(tf.shape(self.model.data[0])[0])
         return tf.transpose(sites.lambda_1), tf.transpose(sites.lambda_2)
 
     def _unit(self, kernel: Kernel, X: tf.Tensor, X_test: tf.Tensor) -> Unit:
@@ -170,16 +181,17 @@ class Settings:
         One kernel evaluation and one factorisation for all consecutive settings that differ in the
         variance only.
         """
-        variance = scale_parameter(kernel)
-        sigma = tf.ones((), X.dtype)
-        if variance is not None:
-            sigma = tf.sqrt(tf.convert_to_tensor(variance))
-            variance.assign(1.0)
+        parameter = scale_parameter(kernel)
+        variance = tf.ones((), X.dtype) if parameter is None else tf.identity(parameter)
+        if parameter is not None:
+            parameter.assign(1.0)
         key = tuple(p.numpy().tobytes() for p in kernel.parameters)
         if self._units.get(id(kernel), (None,))[0] != key:
             self._units[id(kernel)] = key, _unit(kernel, X, X_test)
+        if parameter is not None:
+            parameter.assign(variance)
         chol, weights, conditional = self._units[id(kernel)][1]
-        return Unit(sigma * chol, weights, tf.square(sigma) * conditional)
+        return Unit(tf.sqrt(variance) * chol, weights, variance * conditional)
 
 
 class Unit(NamedTuple):

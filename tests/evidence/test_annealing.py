@@ -267,6 +267,24 @@ class TestPromises:
             expected.append(float(gpr.log_marginal_likelihood()))
         np.testing.assert_allclose(result.log_marginal_likelihood, expected, rtol=1e-8)
 
+    def test_a_parameter_shared_between_parts_has_one_value(self) -> None:
+        gpr, _ = gaussian_models()
+        shared = gpflow.Parameter(0.7, transform=gpflow.utilities.positive())
+        gpr.kernel.variance = shared
+        gpr.likelihood.variance = shared
+        result = annealed_importance_sampling(
+            gpr,
+            hyperparameters=[{".kernel.variance": v} for v in (0.3, 1.5)],
+            num_temperatures=2,
+            num_chains=4,
+            num_samples=0,
+        )
+        expected = []
+        for value in (0.3, 1.5):
+            shared.assign(value)
+            expected.append(float(gpr.log_marginal_likelihood()))
+        np.testing.assert_allclose(result.log_marginal_likelihood, expected, rtol=1e-8)
+
     def test_the_model_is_left_untouched(self) -> None:
         model = probit_model()
         model.infer()
@@ -392,6 +410,7 @@ class TestUnhappyPaths:
             ({"hyperparameters": [3]}, "dictionaries {path: value}; found int at position 0"),
             ({"hyperparameters": [{".kernel.lengthscale": 1.0}]}, "known are .kernel.variance"),
             ({"hyperparameters": [{".kernel.variance": [1.0, 2.0]}]}, "must have shape"),
+            ({"hyperparameters": [{".kernel.variance": "two"}]}, "must be a number or an array"),
             ({"hyperparameters": [{".kernel.variance": -1.0}]}, "domain; found -1.0"),
             ({"hyperparameters": [{".sites.lambda_1": 1.0}]}, "does not have"),
             ({"test_data": np.zeros((2, 1))}, "test_data: data must be a pair"),
