@@ -1,0 +1,169 @@
+"""Annealed importance sampling: the marginal likelihood without a bound or an approximation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gpflow.base import RegressionData
+from gpflow.models import GPModel
+from tqdm import tqdm
+
+from ..errors import InvalidDataError
+from .batches import Batch, SettingOutput
+from .plans import Plan, Start, check_test_data, make_plan
+from .results import (
+    AnnealingResult,
+    Average,
+    average_weights,
+    effective_sample_size,
+    remark,
+)
+from .settings import Setting, Settings, chunks
+
+MAX_CHAINS = 4096
+"""Chains that run as one batch, over all its settings."""
+
+MAX_FLOATS = 50_000_000
+"""Numbers in the matrices of one batch of settings."""
+
+
+def annealed_importance_sampling(
+    model: GPModel,
+    *,
+    start: Start = "posterior",
+    hyperparameters: Sequence[Setting] | None = None,
+    num_chains: int = 64,
+    num_temperatures: int | None = None,
+    power: float | None = None,
+    block_size: int | None = None,
+    average: Average = "arithmetic",
+    bidirectional: bool = False,
+    num_samples: int = 1,
+    thinning: int = 5,
+    test_data: RegressionData | None = None,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> AnnealingResult:
+    """Estimate ``log p(y | θ)`` by annealed importance sampling, with its standard error.
+
+    Chains begin at exact draws from a Gaussian and move to the posterior through
+
+        π_t(f) ∝ base(f) exp(τ_t φ(f)),   τ_t = (t/T)^power,   t = 0, …, T
+
+    by elliptical slice sampling. Their log weights ``Σ_t (τ_t − τ_{t−1}) φ(f_{t−1})``, with ``f_{t−1}``
+    from the distribution *before* the transition, have ``E[exp(log weight)] = p(y)`` at every T.
+
+    - ``start="posterior"``: the base is ``q(f) ∝ N(f; μ₀, K) Π tₙ(fₙ)``, with sites that match the
+      posterior's moments, ``φ = Σ log p(yₙ|fₙ) − log tₙ(fₙ)``, and log Z is added. Hundreds of
+      temperatures do. Any q gives the right answer; a good one gives it soon.
+    - ``start="prior"``: the base is the prior and ``φ = log p(y|f)``, as in the paper's appendix
+      (τ = (t/T)⁴, T = 8000; its own estimate has ``num_chains=3, average="geometric"``).
+
+    The settings of a grid share their random numbers: each has the value that it would have alone,
+    and neighbours have similar errors. The model is left untouched.
+
+    :param model: a site model, or any GPflow model with data and a full GP prior.
+    :param start: where annealing starts.
+    :param hyperparameters: settings to run as one batch, dictionaries from GPflow's paths to values
+        (:func:`~gpflow_hybrid.evidence.grid` makes them); what they do not name is as in the model.
+        None for the model's present hyperparameters.
+    :param num_chains: C, independent chains for each setting.
+    :param num_temperatures: T; 200 from the posterior, 8000 from the prior.
+    :param power: exponent of the schedule; 3 from the posterior, 4 from the prior.
+    :param block_size: a sweep moves all the data at once, then blocks of so many data given the
+        rest; 0 for the first move alone. 8 from the posterior; 0 from the prior, as in the paper.
+    :param average: ``"arithmetic"``, or the paper's ``"geometric"`` mean of the weights.
+    :param bidirectional: also anneal back, from the posterior to the start: an estimate from above,
+        as far as the chains have reached the posterior.
+    :param num_samples: posterior samples to keep from each chain.
+    :param thinning: sweeps before each of them.
+    :param test_data: ``(X*, Y*)``, for the log predictive densities ``log p(y* | y)``.
+    :param seed: same seed, same result.
+    :param progress: a progress bar; by default only where stderr is a terminal.
+    """
+    began = time.perf_counter()
+    plan = make_plan(
+        start,
+        num_chains,
+        num_temperatures,
+        power,
+        block_size,
+        average,
+        bidirectional,
+        num_samples,
+        thinning,
+        seed,
+    )
+    settings = Settings(model, [{}] if hyperparameters is None else _checked(hyperparameters))
+    copy = settings.model
+    test = None if test_data is None else check_test_data(test_data, plan, copy)
+    num_data = int(copy.data[0].shape[0])
+    size = min(MAX_CHAINS // plan.num_chains, MAX_FLOATS // (4 * copy.num_latent_gps * num_data**2))
+    outputs: dict[int, SettingOutput] = {}
+    with tqdm(
+        total=plan.num_sweeps * len(settings.values),
+        desc="annealing",
+        leave=False,
+        disable=None if progress is None else not progress,
+    ) as bar:
+        for group in settings.groups():
+            for indices in chunks(group, max(size, 1)):
+                batch = Batch(settings, indices, plan, test, bar.update)
+                outputs.update(zip(indices, batch.run(), strict=True))
+    ordered = [outputs[i] for i in range(len(settings.values))]
+    return _result(ordered, plan, hyperparameters, time.perf_counter() - began)
+
+
+def _checked(hyperparameters: Any) -> Sequence[Setting]:
+    if not isinstance(hyperparameters, Sequence) or len(hyperparameters) == 0:
+        raise InvalidDataError(
+            "hyperparameters must be a sequence of dictionaries {path: value}, at least one; found "
+            f"{hyperparameters!r}."
+        )
+    return hyperparameters
+
+
+def _result(
+    outputs: Sequence[SettingOutput],
+    plan: Plan,
+    hyperparameters: Sequence[Setting] | None,
+    seconds: float,
+) -> AnnealingResult:
+    single = hyperparameters is None
+
+    def collect(values: Sequence[Any]) -> Any:
+        if values[0] is None:
+            return None
+        return np.asarray(values[0]) if single else np.stack(values)
+
+    log_weights, samples, sample_weights, densities, reverse = (
+        collect(part) for part in zip(*outputs, strict=True)
+    )
+    estimate, error = average_weights(log_weights, plan.average)
+    reverse_estimate = reverse_error = None
+    if reverse is not None:
+        # 1/w on the way back is unbiased for Z₀/Z, and log Z₀ is in w already.
+        negative, reverse_error = average_weights(-reverse, plan.average)
+        reverse_estimate = -negative[()]
+        reverse_error = reverse_error[()]
+    return AnnealingResult(
+        log_marginal_likelihood=estimate[()],
+        standard_error=error[()],
+        effective_sample_size=effective_sample_size(log_weights)[()],
+        log_weights=log_weights,
+        samples=samples,
+        sample_weights=sample_weights,
+        settings=None if hyperparameters is None else tuple(hyperparameters),
+        start=plan.start,
+        average=plan.average,
+        num_temperatures=plan.num_temperatures,
+        seconds=seconds,
+        message=remark(log_weights, plan.num_temperatures),
+        test_log_densities=densities,
+        reverse_log_weights=reverse,
+        reverse_log_marginal_likelihood=reverse_estimate,
+        reverse_standard_error=reverse_error,
+    )

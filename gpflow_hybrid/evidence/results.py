@@ -1,0 +1,189 @@
+"""What annealing returns, and the statistics of its weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import logsumexp
+
+FloatArray = npt.NDArray[np.float64]
+Average = Literal["arithmetic", "geometric"]
+
+TRUSTED_FRACTION = 0.1
+"""Effective sample size per chain below which the standard error is not to be trusted."""
+
+
+def average_weights(
+    log_weights: FloatArray, average: Average = "arithmetic"
+) -> tuple[FloatArray, FloatArray]:
+    """The estimate of log Z and its standard error, from weights ``[..., C]``.
+
+    Arithmetic: ``log (1/C) Σ w``, whose ``exp`` is unbiased, with the delta method's error
+    ``sd(w) / (√C mean(w))``. Geometric: ``(1/C) Σ log w``, biased low, as in the paper.
+    """
+    num = log_weights.shape[-1]
+    if average == "geometric":
+        return log_weights.mean(-1), _standard_deviation(log_weights) / np.sqrt(num)
+    estimate = logsumexp(log_weights, axis=-1) - np.log(num)
+    relative = np.exp(log_weights - np.where(np.isfinite(estimate), estimate, 0.0)[..., None])
+    return estimate, _standard_deviation(relative) / np.sqrt(num)
+
+
+def effective_sample_size(log_weights: FloatArray) -> FloatArray:
+    """``(Σ w)² / Σ w²``, between 1 and C."""
+    return np.exp(2.0 * logsumexp(log_weights, axis=-1) - logsumexp(2.0 * log_weights, axis=-1))
+
+
+def normalised(log_weights: FloatArray) -> FloatArray:
+    """``w / Σ w`` on the last axis."""
+    return np.exp(log_weights - logsumexp(log_weights, axis=-1, keepdims=True))
+
+
+def _standard_deviation(values: FloatArray) -> FloatArray:
+    if values.shape[-1] == 1:
+        return np.full(values.shape[:-1], np.nan)
+    return np.asarray(np.std(values, axis=-1, ddof=1))
+
+
+@dataclasses.dataclass(frozen=True)
+class AnnealingResult:
+    """What annealed importance sampling found; one number each, or one for each setting ``[G]``."""
+
+    log_marginal_likelihood: Any
+    """Estimate of ``log p(y | θ)``."""
+    standard_error: Any
+    """Its standard error over chains; NaN for a single chain."""
+    effective_sample_size: Any
+    """``(Σ w)² / Σ w²``: of how many equally weighted chains the estimate is worth."""
+    log_weights: FloatArray
+    """One for each chain, ``[..., C]``."""
+    samples: FloatArray
+    """Posterior samples of f at the data, ``[..., S, N, L]``; to be used with their weights."""
+    sample_weights: FloatArray
+    """Normalised weights of the samples, ``[..., S]``."""
+    settings: tuple[Mapping[str, Any], ...] | None
+    """The settings of the hyperparameters, or None for the model's own."""
+    start: str
+    """``"posterior"`` or ``"prior"``."""
+    average: Average
+    """``"arithmetic"`` or ``"geometric"``."""
+    num_temperatures: int
+    """Steps from the start to the posterior."""
+    seconds: float
+    """Wall time, tracing included."""
+    message: str
+    """What to make of the estimate and, where it is poor, what to do."""
+    test_log_densities: FloatArray | None = None
+    """``log p(y* | y)`` of every test datum, ``[..., N*]``."""
+    reverse_log_weights: FloatArray | None = None
+    """Of the chains that annealed back to the start, ``[..., C]``."""
+    reverse_log_marginal_likelihood: Any = None
+    """Estimate from the way back, ``−log (1/C) Σ 1/w``."""
+    reverse_standard_error: Any = None
+    """Standard error of the estimate from the way back."""
+
+    @property
+    def test_log_density(self) -> Any:
+        """Mean of :attr:`test_log_densities` over test data; None without test data."""
+        if self.test_log_densities is None:
+            return None
+        return self.test_log_densities.mean(-1)[()]
+
+    @property
+    def lower_bound(self) -> Any:
+        """A value whose expectation is at most ``log p(y)``: the arithmetic average, forwards."""
+        return average_weights(self.log_weights)[0][()]
+
+    @property
+    def upper_bound(self) -> Any:
+        """A value whose expectation is at least ``log p(y)``, if the way back began at the posterior.
+
+        None unless the sandwich was asked for.
+        """
+        return self.reverse_log_marginal_likelihood
+
+    def __str__(self) -> str:
+        if self.settings is None:
+            lines = [_line("log p(y)", self.log_marginal_likelihood, self.standard_error)]
+            if self.reverse_log_weights is not None:
+                lines += [
+                    _line(
+                        "annealed back",
+                        self.reverse_log_marginal_likelihood,
+                        self.reverse_standard_error,
+                    )
+                ]
+            if self.test_log_densities is not None:
+                error = _standard_deviation(self.test_log_densities) / np.sqrt(
+                    self.test_log_densities.shape[-1]
+                )
+                lines += [_line("mean test log density", self.test_log_density, error)]
+            lines += [
+                f"{'effective sample size':<24}{self.effective_sample_size:.1f} of "
+                f"{self.log_weights.shape[-1]} chains"
+            ]
+        else:
+            best = int(np.argmax(self.log_marginal_likelihood))
+            where = ", ".join(f"{k} = {_number(v)}" for k, v in self.settings[best].items())
+            lines = [
+                f"{len(self.settings)} settings",
+                _line(
+                    "largest log p(y)",
+                    self.log_marginal_likelihood[best],
+                    self.standard_error[best],
+                )
+                + f" at {where}",
+                f"{'standard error':<24}median {np.median(self.standard_error):.3f}, largest "
+                f"{np.max(self.standard_error):.3f}",
+                f"{'effective sample size':<24}median {np.median(self.effective_sample_size):.1f}, "
+                f"smallest {np.min(self.effective_sample_size):.1f} of "
+                f"{self.log_weights.shape[-1]} chains",
+            ]
+            if self.test_log_densities is not None:
+                lines += [
+                    f"{'mean test log density':<24}largest {np.max(self.test_log_density):.4f}"
+                ]
+        lines += [
+            f"{'annealed':<24}from the {self.start}, {self.num_temperatures} temperatures, "
+            f"{self.seconds:.1f} s",
+            self.message,
+        ]
+        return "\n".join(lines)
+
+
+def _line(name: str, value: Any, error: Any) -> str:
+    return f"{name:<24}{value:.4f} ± {error:.4f}"
+
+
+def _number(value: Any) -> str:
+    return np.array2string(np.asarray(value), precision=4, threshold=6)
+
+
+def remark(log_weights: FloatArray, num_temperatures: int) -> str:
+    """Whether the weights can be trusted and, if not, how many temperatures should do."""
+    num = log_weights.shape[-1]
+    if num == 1:
+        return "One chain has no standard error: raise num_chains."
+    if np.any(np.all(np.isneginf(log_weights), -1)):
+        return (
+            "Every chain of a setting has weight zero: p(y|f) vanished on the way. Start from the "
+            "posterior, or raise num_temperatures."
+        )
+    size = effective_sample_size(log_weights)
+    poor = size < max(TRUSTED_FRACTION * num, 2.0)
+    if not np.any(poor):
+        return "The weights are even enough for their standard error to be trusted."
+    # The variance of log weights falls as one over the number of temperatures.
+    with np.errstate(invalid="ignore"):
+        spread = np.nan_to_num(np.nanmax(np.var(log_weights, axis=-1)), posinf=1e4)
+    needed = num_temperatures * int(np.ceil(max(spread, 2.0)))
+    many = f" at {np.sum(poor)} of {poor.size} settings" if log_weights.ndim > 1 else ""
+    return (
+        f"The effective sample size is as low as {size.min():.1f} of {num} chains{many}: the "
+        "standard error is too small there and the estimate probably too low. Raise "
+        f"num_temperatures to about {needed}."
+    )
