@@ -17,7 +17,6 @@ import numpy as np
 
 import gpflow_hybrid as gh
 
-
 MODELS = {"cvi": gh.CVIModel, "ep": gh.EPModel, "laplace": gh.LaplaceModel}
 
 

@@ -1,19 +1,37 @@
 """Conjugate-computation variational inference with EP-like learning objectives, for GPflow."""
 
-from . import datasets, errors, likelihoods
+from . import datasets, errors, evidence, likelihoods, training
 from .comparison import ObjectiveComparison, ObjectiveFit, compare_objectives
-from .errors import GPflowHybridError, InvalidDataError, InvalidPosteriorError, NonFiniteError
+from .errors import (
+    CheckpointError,
+    GPflowHybridError,
+    InvalidDataError,
+    InvalidPosteriorError,
+    NonFiniteError,
+)
+from .evidence import (
+    AnnealingResult,
+    EvidenceComparison,
+    EvidenceEstimate,
+    annealed_importance_sampling,
+    compare_evidence,
+)
 from .inference.reports import InferenceResult
 from .models import CollapsedModel, CVIModel, EPModel, LaplaceModel, SiteModel
 from .posteriors import SitePosterior
 from .sites import Sites
+from .training import TrainingResult, VEMTrainer
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AnnealingResult",
     "CVIModel",
+    "CheckpointError",
     "CollapsedModel",
     "EPModel",
+    "EvidenceComparison",
+    "EvidenceEstimate",
     "GPflowHybridError",
     "InferenceResult",
     "InvalidDataError",
@@ -25,8 +43,14 @@ __all__ = [
     "SiteModel",
     "SitePosterior",
     "Sites",
+    "TrainingResult",
+    "VEMTrainer",
+    "annealed_importance_sampling",
+    "compare_evidence",
     "compare_objectives",
     "datasets",
     "errors",
+    "evidence",
     "likelihoods",
+    "training",
 ]

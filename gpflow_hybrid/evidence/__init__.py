@@ -1,7 +1,15 @@
 """The marginal likelihood by sampling: a gold standard for every approximation of it."""
 
 from .annealing import annealed_importance_sampling
+from .comparison import EvidenceComparison, EvidenceEstimate, compare_evidence
 from .results import AnnealingResult
 from .settings import grid
 
-__all__ = ["AnnealingResult", "annealed_importance_sampling", "grid"]
+__all__ = [
+    "AnnealingResult",
+    "EvidenceComparison",
+    "EvidenceEstimate",
+    "annealed_importance_sampling",
+    "compare_evidence",
+    "grid",
+]

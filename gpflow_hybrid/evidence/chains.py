@@ -18,7 +18,7 @@ import tensorflow as tf
 from gpflow.likelihoods import Likelihood, ScalarLikelihood
 
 from ..compilation import call_compiled
-from ..likelihoods.expectations import _log_prob_at
+from ..likelihoods.nodes import log_prob_at
 from .bases import Base, Blocks
 from .slice_sampling import SliceState, elliptical_slice, last_nan
 
@@ -108,7 +108,7 @@ class _Target:
         self.num_latents = problem.base.mean.shape[1]
 
         def log_prob(f: tf.Tensor, X: tf.Tensor, Y: tf.Tensor) -> tf.Tensor:
-            value = _log_prob_at(likelihood, f, X, Y)
+            value = log_prob_at(likelihood, f, X, Y)
             return tf.reduce_sum(value, -1) if isinstance(likelihood, ScalarLikelihood) else value
 
         # Used in four places of the graph and traced once.

@@ -82,22 +82,16 @@ class EvidenceComparison:
         return "\n".join(lines)
 
     def _row(self, estimate: EvidenceEstimate) -> list[str]:
-        value = f"{estimate.value:.3f}"
-        reference = self.reference
-        difference = ""
+        seconds = f"{estimate.seconds:.1f}"
+        if math.isnan(estimate.value):
+            return [estimate.name, "none", "", "", seconds, estimate.note]
+        value, difference = f"{estimate.value:.3f}", ""
         if estimate.standard_error is not None:
             value += f" ± {estimate.standard_error:.3f}"
-        elif reference is not None:
-            difference = f"{estimate.value - reference.value:+.3f}"
+        elif self.reference is not None:
+            difference = f"{estimate.value - self.reference.value:+.3f}"
         per_datum = f"{estimate.value / self.num_data:.4f}"
-        return [
-            estimate.name,
-            value,
-            per_datum,
-            difference,
-            f"{estimate.seconds:.1f}",
-            estimate.note,
-        ]
+        return [estimate.name, value, per_datum, difference, seconds, estimate.note]
 
     def plot(self, ax: Any = None) -> Any:
         """The estimates as points on a line, AIS as a band of two standard errors; needs matplotlib."""

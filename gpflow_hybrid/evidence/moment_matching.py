@@ -15,7 +15,7 @@ import tensorflow as tf
 from gpflow.likelihoods import Likelihood
 
 from ..compilation import call_compiled
-from ..likelihoods.expectations import log_expected_ratio
+from ..likelihoods.ratios import log_expected_ratio
 from .bases import Prior, marginal_variance, site_base
 
 MAX_STEPS = 60

@@ -6,7 +6,7 @@ import tensorflow as tf
 from gpflow.likelihoods import Likelihood
 
 from ..compilation import call_compiled
-from ..likelihoods.expectations import log_expected_ratio
+from ..likelihoods.ratios import log_expected_ratio
 from .settings import PriorAndTest
 
 MAX_ROWS = 20_000
