@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gpflow
@@ -14,7 +14,7 @@ import tensorflow as tf
 from gpflow.utilities import deepcopy, read_values
 
 from .datasets import folds
-from .errors import InvalidDataError
+from .errors import InvalidDataError, InvalidPosteriorError
 from .models import CVIModel
 from .objectives import Objective, power_of
 
@@ -34,6 +34,7 @@ class ObjectiveFit:
     """Every trainable parameter of the fitted model, by GPflow's path."""
     elbo: float
     ep_like: float
+    """NaN where a cavity does not exist, as :attr:`leave_one_out`."""
     log_densities: FloatArray
     """Log predictive density of every datum by the fit that did not see it, ``[N]``."""
     leave_one_out: float
@@ -155,9 +156,9 @@ def compare_objectives(
                 model=fitted,
                 hyperparameters=_trainable_values(fitted),
                 elbo=float(fitted.elbo()),
-                ep_like=float(fitted.ep_like_log_marginal()),
+                ep_like=_or_nan(fitted.ep_like_log_marginal),
                 log_densities=densities,
-                leave_one_out=float(np.mean(fitted.loo_log_predictive_density())),
+                leave_one_out=_or_nan(fitted.loo_log_predictive_density),
                 num_evaluations=num_evaluations,
                 seconds=seconds,
             )
@@ -179,6 +180,14 @@ def _fit(model: CVIModel, max_iterations: int) -> int:
         model.training_loss, model.trainable_variables, options={"maxiter": max_iterations}
     )
     return int(result.nfev)
+
+
+def _or_nan(value: Callable[[], Any]) -> float:
+    """The mean of a value, NaN where a cavity that it needs does not exist."""
+    try:
+        return float(np.mean(value()))
+    except InvalidPosteriorError:
+        return float("nan")
 
 
 def _trainable_values(model: CVIModel) -> dict[str, Any]:

@@ -34,6 +34,13 @@ from .common import (
 from .reports import quadrature_error
 from .variational import Evaluation, Problem, infer_newton, residual_of
 
+GRADIENT_ERROR = 1e-5
+"""Relative error of the solved system above which the gradient is not called exact."""
+
+NOT_EXACT = (
+    "gpflow_hybrid: the total gradient is not exact at these hyperparameters; relative error"
+)
+
 
 def collapse(alpha: float, likelihood: Likelihood, *tensors: tf.Tensor) -> Collapse:
     """Infer ``λ*`` from the given sites and solve for the weights of the total gradient of ``L_α``.
@@ -73,7 +80,12 @@ def _weights(problem: Problem, at: Evaluation, alpha: float) -> Residual:
         - m * matvec(at.Sigma, d_m)
         - matvec(tf.square(at.Sigma), d_v)
     )
-    wa, wb = problem.newton_system(at).transpose_solve(d_1, d_2 + m * d_1, tolerance=1e-10)
+    system = problem.newton_system(at)
+    ra, rb = d_1, d_2 + m * d_1
+    wa, wb = system.transpose_solve(ra, rb, tolerance=1e-10)
+    found = tf.stack(system.transpose_apply(wa, wb))
+    error = tf.norm(found - tf.stack([ra, rb])) / tf.norm(tf.stack([ra, rb]))
+    tf.cond(error > GRADIENT_ERROR, lambda: tf.print(NOT_EXACT, error), tf.no_op)
     return Residual(tf.transpose(wa), tf.transpose(wb))
 
 
