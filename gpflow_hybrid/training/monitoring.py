@@ -62,7 +62,10 @@ class Monitoring:
         if num_inputs <= 2:
             draw = draw_line if num_inputs == 1 else draw_plane
             image = ImageToTensorBoard(
-                str(self.log_dir), lambda figure, axes: draw(model, axes), "fit"
+                str(self.log_dir),
+                lambda figure, axes: draw(model, axes),
+                "fit",
+                fig_kw={"figsize": (6.0, 4.5), "dpi": 120},
             )
             groups.append(MonitorTaskGroup(image, period=image_period))
         self._monitor = Monitor(*groups)
