@@ -83,16 +83,28 @@ def covariance_apply(K: tf.Tensor, factors: SiteFactors, x: tf.Tensor) -> tf.Ten
     return matvec(K, x) - matvec(V, matvec(V, x), True) + matvec(W, matvec(W, x), True)
 
 
+def _weights(K: tf.Tensor, factors: SiteFactors, r: tf.Tensor, lambda_2: tf.Tensor) -> tf.Tensor:
+    """``β₊ = (I + Λ₊K)⁻¹ r``, ``[L, N]``, from which ``Σ₊r = Kβ₊``.
+
+    With ``(I + Λ₊K)⁻¹ = S B⁻¹ S⁻¹ = I − S B⁻¹ S K``: the first form for sites that say more than the
+    prior, where the second is a difference of large numbers, the second for all others.
+    """
+    strong = lambda_2 * tf.linalg.diag_part(K) > 1.0
+    zero = tf.zeros_like(r)
+    weak_r = tf.where(strong, zero, r)
+    scaled = tf.where(strong, r / tf.where(strong, factors.scale, tf.ones_like(r)), zero)
+    rhs = scaled - factors.scale * matvec(K, weak_r)
+    solved = tf.squeeze(tf.linalg.cholesky_solve(factors.chol, rhs[..., None]), -1)
+    return weak_r + factors.scale * solved
+
+
 def posterior_from_factors(
     K: tf.Tensor, factors: SiteFactors, r: tf.Tensor, lambda_2: tf.Tensor
 ) -> LatentPosterior:
     """``d``, ``v`` and ``log Z`` without forming ``Σ``."""
     V, W = factors.V, factors.W
-    shift = covariance_apply(K, factors, r)
-    # Kr is much larger than Σr where the prior is wide. One step of refinement on d = K(r − Λd):
-    # the error e leads to (I + KΛ)⁻¹e = e − ΣΛe.
-    error = matvec(K, r - lambda_2 * shift) - shift
-    shift = shift + error - covariance_apply(K, factors, lambda_2 * error)
+    # d = Σr = Kβ₊ + WᵀWr
+    shift = matvec(K, _weights(K, factors, r, lambda_2)) + matvec(W, matvec(W, r), True)
     variance = (
         tf.linalg.diag_part(K) - tf.reduce_sum(V * V, axis=-2) + tf.reduce_sum(W * W, axis=-2)
     )

@@ -314,7 +314,7 @@ def check_step(lr: Any) -> Any:
 
 def check_scalar(likelihood: Likelihood, model: str) -> None:
     """Refuse likelihoods that couple the latents of a datum, or are no likelihood at all."""
-    if isinstance(likelihood, Likelihood) and not isinstance(likelihood, ScalarLikelihood):
+    if not isinstance(likelihood, ScalarLikelihood):
         raise InvalidDataError(
             f"likelihood must be a gpflow.likelihoods.ScalarLikelihood for {model}, one latent GP per "
             f"factor; found {type(likelihood).__name__}. Use CVIModel, which takes every likelihood."

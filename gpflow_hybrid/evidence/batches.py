@@ -125,8 +125,8 @@ class Batch:
         return chains
 
     def _advance(self, path: Path, chains: Chains, first: int, last: int, key: int) -> Chains:
+        # A proposal at which log p is NaN, as exp(f) makes it at f = 1000, is rejected as −∞ is.
         chains = advance(self.likelihood, self.problem, chains, path, first, last, key)
-        self._refuse_nan(chains)
         self.told((last - first) * self.num_settings)
         return chains
 
@@ -136,7 +136,7 @@ class Batch:
             x, y = self.problem.X[n].numpy(), self.problem.Y[n].numpy()
             raise NonFiniteError(
                 f"log p(y|f) is NaN at datum {n} (x = {x}, y = {y}) for a value of f that the "
-                "chains reached. The likelihood must return a number or −∞ for every f: rescale "
+                "chains started from. The likelihood must return a number or −∞ for every f: rescale "
                 "the data, or make the kernel's variance smaller."
             )
 

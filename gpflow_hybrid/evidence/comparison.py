@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +17,14 @@ from ..errors import GPflowHybridError, InvalidDataError
 from ..models import CVIModel, EPModel, LaplaceModel
 from ..objectives import check_power
 from .annealing import annealed_importance_sampling
+from .plans import make_plan
+from .results import TRUSTED
 from .settings import working_copy
 
 DESCRIPTIONS = {
     "elbo": "a lower bound; loose where the posterior is skewed",
     "ep_like": "EP's formula at the sites of variational inference; close, not a bound",
-    "ep": "expectation propagation; very close where it converges, not a bound",
+    "ep": "expectation propagation; usually very close where it converges, not a bound",
     "laplace": "the curvature at the mode; poor for skewed posteriors",
     "ais": "unbiased for p(y); right within its error",
 }
@@ -154,12 +157,11 @@ def compare_evidence(
     :param sample: whether to sample at all; everything else takes a fraction of the time.
     :param seed: of the sampler.
     """
+    if not isinstance(powers, Sequence) or len(set(powers)) != len(powers):
+        raise InvalidDataError(f"powers must be a sequence of distinct numbers; found {powers!r}.")
     for alpha in powers:
         check_power(alpha, "powers")
-    if annealing is not None and not isinstance(annealing, Mapping):
-        raise InvalidDataError(
-            f"annealing must be a dictionary of keyword arguments; found {annealing!r}."
-        )
+    options = _annealing_options(annealing, seed)
     copy = working_copy(model)
     data = tuple(tf.convert_to_tensor(d) for d in copy.data)
     parts = (copy.kernel, copy.likelihood, copy.mean_function, copy.num_latent_gps)
@@ -171,23 +173,31 @@ def compare_evidence(
             value, error, remark = compute()
         except GPflowHybridError as failure:
             value, error, remark = math.nan, None, f"no value: {failure}"
+        if not math.isfinite(value) and not remark.startswith("no value"):
+            value, error, remark = math.nan, None, f"no value: it is not finite. {remark}".rstrip()
         seconds = time.perf_counter() - start
         estimates.append(EvidenceEstimate(name, value, error, seconds, remark or note))
 
     variational = CVIModel(data, *parts)
 
+    trouble = ""
+
     def bound() -> tuple[float, None, str]:
+        nonlocal trouble
         result = variational.infer()
-        return float(variational.elbo()), None, "" if result.converged else result.message
+        if not result.converged or "quadrature" in result.message:
+            trouble = result.message
+        return float(variational.elbo()), None, trouble
 
     def power_ep(alpha: float) -> tuple[float, None, str]:
-        return float(variational.power_ep_log_marginal(alpha)), None, ""
+        return float(variational.power_ep_log_marginal(alpha)), None, trouble
 
     def own(kind: type[EPModel] | type[LaplaceModel]) -> tuple[float, None, str]:
         yardstick = kind(data, *parts)
         result = yardstick.infer()
         value = float(yardstick.log_marginal_likelihood())
-        return value, None, "" if result.converged else result.message
+        poor = not result.converged or "quadrature" in result.message
+        return value, None, result.message if poor else ""
 
     add("elbo", DESCRIPTIONS["elbo"], bound)
     for alpha in powers:
@@ -201,13 +211,31 @@ def compare_evidence(
     if sample:
 
         def sampled() -> tuple[float, float, str]:
-            options = {"seed": seed, **(annealing or {})}
             result = annealed_importance_sampling(copy, **options)
-            remark = (
-                f"{DESCRIPTIONS['ais']}; effective sample size {result.effective_sample_size:.0f} of "
-                f"{result.log_weights.shape[-1]}"
-            )
+            trusted = result.message == TRUSTED
+            size = f"{result.effective_sample_size:.0f} of {result.log_weights.shape[-1]}"
+            remark = DESCRIPTIONS["ais"] if trusted else result.message.rstrip(".")
+            remark = f"{remark}; effective sample size {size}"
             return float(result.log_marginal_likelihood), float(result.standard_error), remark
 
         add("ais", DESCRIPTIONS["ais"], sampled)
     return EvidenceComparison(tuple(estimates), int(data[0].shape[0]))
+
+
+def _annealing_options(annealing: Mapping[str, Any] | None, seed: int) -> dict[str, Any]:
+    """The sampler's keyword arguments, refused before anything is computed."""
+    known = dict(inspect.signature(annealed_importance_sampling).parameters)
+    del known["model"], known["hyperparameters"]
+    if annealing is not None and not isinstance(annealing, Mapping):
+        raise InvalidDataError(
+            f"annealing must be a dictionary of keyword arguments; found {annealing!r}."
+        )
+    options = {"seed": seed, **(annealing or {})}
+    for name in options:
+        if name not in known:
+            raise InvalidDataError(
+                f"annealing names {name!r}, which is no argument here; known are {', '.join(known)}."
+            )
+    values = {name: options.get(name, parameter.default) for name, parameter in known.items()}
+    make_plan(**{name: values[name] for name in inspect.signature(make_plan).parameters})
+    return options

@@ -13,8 +13,10 @@ from scipy.special import logsumexp
 FloatArray = npt.NDArray[np.float64]
 Average = Literal["arithmetic", "geometric"]
 
-TRUSTED_FRACTION = 0.1
+TRUSTED_FRACTION = 0.3
 """Effective sample size per chain below which the standard error is not to be trusted."""
+
+TRUSTED = "The weights are even enough for their standard error to be trusted."
 
 
 def average_weights(
@@ -176,7 +178,7 @@ def remark(log_weights: FloatArray, num_temperatures: int) -> str:
     size = effective_sample_size(log_weights)
     poor = size < max(TRUSTED_FRACTION * num, 2.0)
     if not np.any(poor):
-        return "The weights are even enough for their standard error to be trusted."
+        return TRUSTED
     # The variance of log weights falls as one over the number of temperatures.
     with np.errstate(invalid="ignore"):
         spread = np.nan_to_num(np.nanmax(np.var(log_weights, axis=-1)), posinf=1e4)

@@ -22,8 +22,8 @@ from .bases import Prior
 Setting = Mapping[str, Any]
 """Values by GPflow's path: ``{".kernel.variance": 2.0}``."""
 
-JITTERS = (1e-12, 1e-10, 1e-8)
-"""Relative to the mean of the kernel's diagonal; the first that admits a Cholesky factor is used."""
+JITTERS = (5e3, 5e5, 5e7)
+"""In units of rounding of the mean of the kernel's diagonal; the first with a Cholesky factor is used."""
 
 _PARTS = (".kernel", ".likelihood", ".mean_function")
 
@@ -36,6 +36,10 @@ def grid(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
         values = np.exp(np.linspace(-1, 5, 21))
         gh.evidence.grid({".kernel.lengthscales": values, ".kernel.variance": values**2})
     """
+    if not isinstance(axes, Mapping) or not all(np.ndim(v) > 0 for v in axes.values()):
+        raise InvalidDataError(
+            f"axes must be a dictionary from GPflow's paths to sequences of values; found {axes!r}."
+        )
     return [
         dict(zip(axes, combination, strict=True))
         for combination in itertools.product(*axes.values())
@@ -182,14 +186,10 @@ class Settings:
         variance only.
         """
         parameter = scale_parameter(kernel)
-        variance = tf.ones((), X.dtype) if parameter is None else tf.identity(parameter)
-        if parameter is not None:
-            parameter.assign(1.0)
-        key = tuple(p.numpy().tobytes() for p in kernel.parameters)
+        variance = tf.ones((), X.dtype) if parameter is None else tf.convert_to_tensor(parameter)
+        key = tuple(p.numpy().tobytes() for p in kernel.parameters if p is not parameter)
         if self._units.get(id(kernel), (None,))[0] != key:
-            self._units[id(kernel)] = key, _unit(kernel, X, X_test)
-        if parameter is not None:
-            parameter.assign(variance)
+            self._units[id(kernel)] = key, _unit(kernel, variance, X, X_test)
         chol, weights, conditional = self._units[id(kernel)][1]
         return Unit(tf.sqrt(variance) * chol, weights, variance * conditional)
 
@@ -202,13 +202,14 @@ class Unit(NamedTuple):
     variance: tf.Tensor  # k(X*, X*) − k(X*, X) K⁻¹ k(X, X*), its diagonal, [N*]
 
 
-def _unit(kernel: Kernel, X: tf.Tensor, X_test: tf.Tensor) -> Unit:
-    chol = jittered_cholesky(tf.linalg.set_diag(kernel(X), kernel(X, full_cov=False)))
+def _unit(kernel: Kernel, scale: tf.Tensor, X: tf.Tensor, X_test: tf.Tensor) -> Unit:
+    """The kernel divided by ``scale``."""
+    chol = jittered_cholesky(tf.linalg.set_diag(kernel(X), kernel(X, full_cov=False)) / scale)
     if X_test.shape[0] == 0:
         return Unit(chol, tf.zeros_like(X[:, :0]), tf.zeros_like(X[0, :0]))
-    whitened = tf.linalg.triangular_solve(chol, kernel(X, X_test))
+    whitened = tf.linalg.triangular_solve(chol, kernel(X, X_test) / scale)
     weights = tf.linalg.triangular_solve(chol, whitened, adjoint=True)
-    variance = kernel(X_test, full_cov=False) - tf.reduce_sum(tf.square(whitened), 0)
+    variance = kernel(X_test, full_cov=False) / scale - tf.reduce_sum(tf.square(whitened), 0)
     return Unit(chol, weights, tf.maximum(variance, 0.0))
 
 
@@ -232,7 +233,8 @@ def jittered_cholesky(K: tf.Tensor) -> tf.Tensor:
             "The kernel matrix is not finite at these hyperparameters: give them proper values."
         )
     diagonal = tf.linalg.diag_part(K)
-    for jitter in JITTERS:
+    eps = np.finfo(K.dtype.as_numpy_dtype).eps
+    for jitter in (j * eps for j in JITTERS):
         chol = tf.linalg.cholesky(
             tf.linalg.set_diag(K, diagonal + jitter * tf.reduce_mean(diagonal))
         )
@@ -240,7 +242,7 @@ def jittered_cholesky(K: tf.Tensor) -> tf.Tensor:
             return chol
     raise NonFiniteError(
         "The kernel matrix has no Cholesky factor, even with a jitter of "
-        f"{JITTERS[-1]:g} of its diagonal: it is not positive semi-definite."
+        f"{JITTERS[-1] * eps:.0e} of its diagonal: it is not positive semi-definite."
     )
 
 

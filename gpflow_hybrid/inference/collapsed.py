@@ -129,6 +129,7 @@ def variational_inference(alpha: float) -> Method:
     """CVI with the learning objective ``L_α`` as a method of inference and learning."""
     return Method(
         key=("variational", alpha),
+        sites_key="variational",
         solve=infer_newton,
         collapse=functools.partial(collapse, alpha),
         surrogate=functools.partial(surrogate, alpha),

@@ -63,6 +63,8 @@ class Method:
 
     key: Hashable
     """What a compiled graph of the method depends on, beside the likelihood."""
+    sites_key: str
+    """What the fixed point depends on, beside model and data."""
     solve: Callable[..., Solution]
     """From one start to the fixed point."""
     collapse: Callable[..., Collapse]
@@ -74,7 +76,12 @@ class Method:
     when_exhausted: str = "Raise max_steps."
     """What to do when the steps did not suffice."""
     quadrature_error: Callable[..., tf.Tensor] | None = None
-    """How far the likelihood's own expectations are from exact, where the method relies on them."""
+    """How far the quadrature that the method relies on is from exact, from
+    ``(likelihood, data, m, v, sites)``."""
+    tolerated_error: float = 1e-2
+    """Error of the quadrature, in units of the posterior, that is not worth a remark."""
+    when_inaccurate: str | None = None
+    """What to do then; None where the quadrature is the likelihood's own."""
 
 
 def unpack(likelihood: Likelihood, *tensors: tf.Tensor) -> tuple[Any, ...]:

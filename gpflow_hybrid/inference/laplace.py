@@ -177,6 +177,9 @@ class Problem:
                 return 0.5 * part, candidate(0.5 * part)
 
             part, new = tf.while_loop(too_long, halve, (one, candidate(one)))
+            # A stationary point that is no mode: the step is nothing, and W is not valid.
+            moves = tf.reduce_max(tf.abs(move) / tf.sqrt(q.variance)) > eps
+            part = tf.where(moves | (new.residual <= tolerance), part, 0.0)
             keep = part > SMALLEST_STEP
             at = tf.nest.map_structure(lambda x, y: tf.where(keep, x, y), new, at)
             return at, part, steps + 1
@@ -237,11 +240,13 @@ def laplace() -> Method:
     """Laplace's method as a method of inference and learning."""
     return Method(
         key="laplace",
+        sites_key="laplace",
         solve=infer_laplace,
         collapse=collapse,
         surrogate=surrogate,
         when_stalled=(
             "no step raises the log joint density any further. Either this is the limit of the "
-            "arithmetic, and the sites can be used, or the likelihood is not smooth at the mode."
+            "arithmetic, and the sites can be used, or this is a stationary point that is no mode, or "
+            "the likelihood is not smooth there: start from other sites."
         ),
     )

@@ -4,7 +4,8 @@ All sites are updated at once, ``λ ← λ + ρ (λ̂ − λ)`` with λ̂ the ma
 cavities, accelerated by the last few updates (Anderson): the combination of them whose mismatch
 ``λ̂ − λ`` is smallest if that were linear in λ. ρ starts at one, falls where the mismatch grows and
 rises where it shrinks; a step that would leave no valid q, or a cavity without positive precision, is
-taken back, first without the memory, then at half the length. At the fixed point
+taken back, first without the memory, then at half the length. Where that does not converge, short
+plain steps from zero sites are tried as well. At the fixed point
 
     L_α = log Z(λ) + (1/α) Σₙ log E_q[(p/t)^α]
 
@@ -21,6 +22,7 @@ import tensorflow as tf
 from gpflow.base import RegressionData
 from gpflow.likelihoods import Likelihood
 
+from ..likelihoods.nodes import NUM_NODES
 from ..likelihoods.tilted import tilted_log_ratio, tilted_sites
 from ..linalg import Marginals, marginals
 from ..sites import SiteValues
@@ -51,8 +53,11 @@ GROWTH, DECAY, FLOOR = 1.2, 0.6, 0.05
 MEMORY = 5
 """Updates that the acceleration remembers."""
 
-TOLERATED_GROWTH = 1.5
-"""Growth of the mismatch above which an accelerated step is taken back."""
+ENOUGH_STEPS = 40
+"""Steps that the first attempt may always try; of more, half are kept for a second."""
+
+CAUTIOUS_STEP = 0.2
+"""Largest ρ of the second attempt, from zero sites and without memory, where the first fails."""
 
 SHRINK_LIMIT = 0.05
 """An accelerated step may not take a site below this part of what it is and of what it should be."""
@@ -107,7 +112,9 @@ class Memory(NamedTuple):
     sites: tf.Tensor
     steps: tf.Tensor
 
-    def propose(self, at: Evaluation, lr: tf.Tensor) -> tuple[SiteValues, tf.Tensor]:
+    def propose(
+        self, at: Evaluation, lr: tf.Tensor, allowed: tf.Tensor
+    ) -> tuple[SiteValues, tf.Tensor]:
         """The next sites ``λ + ρs − Σᵢ γᵢ (Δλᵢ + ρΔsᵢ)``, and whether γ is not zero.
 
         γ minimises ``|s − Σᵢ γᵢ Δsᵢ|`` in units of the posterior. Where the combination would all but
@@ -133,7 +140,7 @@ class Memory(NamedTuple):
         accelerated = plain - tf.tensordot(gamma, self.sites + lr * self.steps, 1)
         smaller = tf.minimum(at.sites.lambda_2, at.sites.lambda_2 + at.step.lambda_2)
         vanishing = (smaller > 0.0) & (accelerated[1] < SHRINK_LIMIT * smaller)
-        use = tf.reduce_any(norms > 0.0) & ~tf.reduce_any(vanishing)
+        use = allowed & tf.reduce_any(norms > 0.0) & ~tf.reduce_any(vanishing)
         return SiteValues(*tf.unstack(tf.where(use, accelerated, plain))), use
 
     def updated(self, at: Evaluation, new: Evaluation, accepted: tf.Tensor) -> Memory:
@@ -158,13 +165,48 @@ def propagate(
     max_steps: tf.Tensor,
 ) -> Solution:
     """Parallel EP with automatic damping; the sites of smallest mismatch are kept."""
+    one = tf.ones((), start.lambda_1.dtype)
+
+    def attempt(start: SiteValues, num_steps: tf.Tensor, largest_step: tf.Tensor) -> Solution:
+        return _attempt(alpha, prior, likelihood, data, start, tolerance, num_steps, largest_step)
+
+    compiled = tf.function(attempt, autograph=False)  # used twice and traced once
+    budget = tf.maximum(max_steps // 2, tf.minimum(max_steps, ENOUGH_STEPS))
+    first = compiled(start, budget, one)
+    left = max_steps - (first.num_evaluations - 1)
+
+    def second() -> Solution:
+        zeros = SiteValues(*(tf.zeros_like(x) for x in start))
+        new = compiled(zeros, left - 1, CAUTIOUS_STEP * one)
+        better = new.residual < first.residual
+        best = tf.nest.map_structure(lambda x, y: tf.where(better, x, y), new, first)
+        return best._replace(
+            num_steps=first.num_steps + new.num_steps,
+            num_evaluations=first.num_evaluations + new.num_evaluations,
+        )
+
+    failed = (first.residual > tolerance) & tf.not_equal(first.status, INVALID_START)
+    return tf.cond(failed & (left > 1), second, lambda: first)
+
+
+def _attempt(
+    alpha: float,
+    prior: Prior,
+    likelihood: Likelihood,
+    data: RegressionData,
+    start: SiteValues,
+    tolerance: tf.Tensor,
+    max_steps: tf.Tensor,
+    largest_step: tf.Tensor,
+) -> Solution:
+    """One run; the acceleration has a part in it only if full steps are allowed."""
     prior = Prior(*(tf.stop_gradient(x) for x in prior))
     # Used twice in the graph and traced once.
     at_sites = tf.function(
         lambda sites: evaluate(alpha, prior, likelihood, data, sites), autograph=False
     )
     first = at_sites(start)
-    one = tf.ones((), first.value.dtype)
+    full_steps = largest_step >= 1.0
 
     def unfinished(
         at: Any, best: Any, memory: Any, lr: Any, steps: Any, evaluations: Any
@@ -179,15 +221,17 @@ def propagate(
     def body(
         at: Any, best: Any, memory: Memory, lr: Any, steps: Any, evaluations: Any
     ) -> tuple[Any, ...]:
-        proposal, accelerated = memory.propose(at, lr)
+        proposal, accelerated = memory.propose(at, lr, full_steps)
         new = at_sites(proposal)
         valid = tf.math.is_finite(new.residual)
-        grown = accelerated & (new.residual > TOLERATED_GROWTH * at.residual)
+        grown = accelerated & (new.residual > at.residual)
         accept = valid & ~grown
         # A rejected step is tried again: without the memory if it had a part in it, else at half length.
         memory = memory.updated(at, new, accept)
         followed = tf.where(
-            new.residual < at.residual, tf.minimum(GROWTH * lr, one), tf.maximum(DECAY * lr, FLOOR)
+            new.residual < at.residual,
+            tf.minimum(GROWTH * lr, largest_step),
+            tf.maximum(DECAY * lr, FLOOR),
         )
         lr = tf.where(accept, followed, tf.where(accelerated, lr, 0.5 * lr))
         choose = tf.nest.map_structure
@@ -199,7 +243,7 @@ def propagate(
     _, best, _, lr, steps, evaluations = tf.while_loop(
         unfinished,
         body,
-        (first, first, Memory(empty, empty), one, tf.constant(0), tf.constant(1)),
+        (first, first, Memory(empty, empty), largest_step, tf.constant(0), tf.constant(1)),
     )
     status = tf.case(
         [
@@ -210,6 +254,26 @@ def propagate(
         default=lambda: EXHAUSTED,
     )
     return Solution(best.sites, status, steps, evaluations, best.value, best.residual)
+
+
+def quadrature_error(
+    alpha: float,
+    likelihood: Likelihood,
+    data: RegressionData,
+    m: tf.Tensor,
+    v: tf.Tensor,
+    sites: SiteValues,
+) -> tf.Tensor:
+    """How far the matching sites move under a finer rule, in units of the posterior; ``[]``."""
+    X, Y = data
+    coarse, fine = (
+        tilted_sites(likelihood, X, m, v, Y, *sites, alpha, num_nodes)
+        for num_nodes in (NUM_NODES[1], 4 * NUM_NODES[1] + 1)
+    )
+    return tf.maximum(
+        tf.reduce_max(tf.abs(coarse.precision - fine.precision) * v),
+        tf.reduce_max(tf.abs(coarse.slope - fine.slope) * tf.sqrt(v)),
+    )
 
 
 def infer_propagation(alpha: float, likelihood: Likelihood, *tensors: tf.Tensor) -> Solution:
@@ -241,11 +305,23 @@ def expectation_propagation(alpha: float) -> Method:
     """Power EP with power α as a method of inference and learning."""
     return Method(
         key=("expectation propagation", alpha),
+        sites_key=f"expectation propagation {alpha!r}",
         solve=functools.partial(infer_propagation, alpha),
         collapse=functools.partial(collapse, alpha),
         surrogate=functools.partial(surrogate, alpha),
         when_stalled=(
             "every update, however short, leaves no valid q(f) or a cavity without positive "
             "precision. Use a smaller power alpha, or CVIModel, whose inference always has a valid q."
+        ),
+        when_exhausted=(
+            "Raise max_steps; where the residual does not fall, EP has no fixed point within reach: use "
+            "a smaller power alpha, or CVIModel."
+        ),
+        quadrature_error=functools.partial(quadrature_error, alpha),
+        tolerated_error=1e-3,
+        when_inaccurate=(
+            f"The quadrature (a rule of {NUM_NODES[1]} points) cannot resolve the tilted "
+            "distributions, whose likelihood is too narrow for their cavities: widen the likelihood, "
+            "lower the kernel's variance, or use CVIModel."
         ),
     )

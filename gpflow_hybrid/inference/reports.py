@@ -19,14 +19,12 @@ from gpflow.likelihoods import (
 from ..likelihoods.expectations import expectation_gradients, independent_expectations
 from ..linalg import Marginals, marginals
 from ..objectives import elbo
+from ..sites import SiteValues
 from .common import CONVERGED, EXHAUSTED, Method, Solution, unpack
 from .newton import curvature
 
 QUADRATURE_FAILURE = 0.5
 """Error above which the fixed point of the likelihood's quadrature is not called converged."""
-
-QUADRATURE_ERROR = 1e-2
-"""Error of a likelihood's own quadrature, in units of the posterior, worth a remark."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +72,7 @@ def with_diagnosis(method: Method) -> Callable[..., Diagnosis]:
             q,
             elbo(q, solution.sites, likelihood, data),
             tf.reduce_min(1.0 / q.variance - solution.sites.lambda_2),
-            error_of(likelihood, data, q.mean, q.variance)
+            error_of(likelihood, data, q.mean, q.variance, solution.sites)
             if error_of is not None
             else tf.zeros_like(q.log_normaliser),
         )
@@ -93,14 +91,15 @@ def report(found: Diagnosis, likelihood: Likelihood, method: Method) -> Inferenc
         residual=float(solution.residual),
         min_cavity_precision=float(found.min_cavity_precision),
         num_negative_sites=int(tf.math.count_nonzero(solution.sites.lambda_2 < 0.0)),
-        message=_outcome(solution, method) + _quadrature_remark(error, likelihood),
+        message=_outcome(solution, method) + _quadrature_remark(error, likelihood, method),
     )
 
 
 def _outcome(solution: Solution, method: Method) -> str:
     status, residual = int(solution.status), float(solution.residual)
     taken, tried = int(solution.num_steps), int(solution.num_evaluations) - 1
-    shortened = f" {tried - taken} steps were taken back and shortened." if tried > taken else ""
+    number = "1 step was" if tried - taken == 1 else f"{tried - taken} steps were"
+    shortened = f" {number} taken back and shortened." if tried > taken else ""
     if status == CONVERGED:
         return f"Converged: residual {residual:.1e} after {taken} steps.{shortened}"
     if status == EXHAUSTED:
@@ -111,9 +110,11 @@ def _outcome(solution: Solution, method: Method) -> str:
     return f"Not converged: at residual {residual:.1e} {method.when_stalled}"
 
 
-def _quadrature_remark(error: float, likelihood: Likelihood) -> str:
-    if error <= QUADRATURE_ERROR:
+def _quadrature_remark(error: float, likelihood: Likelihood, method: Method) -> str:
+    if error <= method.tolerated_error:
         return ""
+    if method.when_inaccurate is not None:
+        return f" {method.when_inaccurate} The error is {error:.1e}."
     if isinstance(likelihood, MultiClass):
         remedy = "raise likelihood.num_gauss_hermite_points"
     elif isinstance(likelihood, MonteCarloLikelihood):
@@ -135,7 +136,11 @@ def _quadrature_remark(error: float, likelihood: Likelihood) -> str:
 
 
 def quadrature_error(
-    likelihood: Likelihood, data: RegressionData, m: tf.Tensor, v: tf.Tensor
+    likelihood: Likelihood,
+    data: RegressionData,
+    m: tf.Tensor,
+    v: tf.Tensor,
+    sites: SiteValues | None = None,
 ) -> tf.Tensor:
     """How far a likelihood's own ``E_q[log p]`` is from exact, by two symptoms; ``[]``.
 
@@ -150,5 +155,8 @@ def quadrature_error(
         other = independent_expectations(likelihood, data[0], m, v, data[1])
     if other is None:
         return heat
-    slope = tf.reduce_max(tf.abs(E.mean - tape.gradient(other, m)) * tf.sqrt(v))
+    slope = tf.reduce_max(
+        tf.abs(E.mean - tape.gradient(other, m, unconnected_gradients=tf.UnconnectedGradients.ZERO))
+        * tf.sqrt(v)
+    )
     return tf.maximum(heat, slope)

@@ -52,6 +52,9 @@ MAX_DAMPING = 1e10
 SHRINK_LIMIT = 0.95
 """No step may take away more than this part of a marginal's precision, or of a positive site."""
 
+WILD_SITE = 1e3
+"""Precision of a first site, in units of the prior's, at which the prior's variance is not believed."""
+
 
 def residual_of(q: Marginals, sites: SiteValues, E: ExpectationGradients) -> Residual:
     """``g(λ) − λ``: ``a = ∂E/∂m − (λ₁ − λ₂m)``, ``b = −2 ∂E/∂v − λ₂``; zero at the optimum of the ELBO."""
@@ -115,6 +118,12 @@ class Problem:
         self.data = (tf.convert_to_tensor(data[0]), tf.convert_to_tensor(data[1]))
         # Each is used in several places of the graph and traced once.
         self.evaluate = tf.function(self._evaluate, autograph=False)
+        self._gradients = tf.function(
+            lambda mean, variance: expectation_gradients(
+                likelihood, self.data[0], mean, variance, self.data[1]
+            ),
+            autograph=False,
+        )
         self._curvature = tf.function(
             lambda mean, variance: curvature(likelihood, self.data, mean, variance),
             autograph=False,
@@ -129,7 +138,7 @@ class Problem:
         Sigma = covariance_from_factors(K, factors) if with_covariance else tf.zeros_like(K[:, :0])
         ok = is_valid(q)
         nan = tf.constant(float("nan"), K.dtype)
-        E = expectation_gradients(self.likelihood, self.data[0], q.mean, q.variance, self.data[1])
+        E = self._gradients(q.mean, q.variance)
         log_t = expected_log_site(q.mean, q.variance, *sites)
         elbo = q.log_normaliser + (tf.reduce_sum(E.value) - tf.reduce_sum(log_t))
         finite = tf.reduce_all(tf.math.is_finite(E.mean) & tf.math.is_finite(E.variance))
@@ -178,6 +187,7 @@ class Problem:
             )
             new_res = self.measure(new)
             better = improves(new.elbo - best[1], new.noise, new_res < best[2])
+            better = better & is_known(new, best[1], at.noise)
             best = tf.nest.map_structure(
                 lambda x, y: tf.where(better, x, y), (new.sites, new.elbo, new_res), best
             )
@@ -233,7 +243,15 @@ class Problem:
             return mu, SiteValues(*(x + d for x, d in zip(at.sites, delta, strict=True)))
 
         def natural_step(at: Evaluation, mu: tf.Tensor) -> Any:
-            return mu, natural_gradient_step(at.q, at.sites, at.E, 1.0 / (1.0 + mu))
+            # A prior so wide that p(y|f) is absurd under it (exp(f) with v = 100) would give absurd
+            # sites: as if its variance were one, they are a start.
+            wild = tf.reduce_max(tf.abs(at.E.variance) * at.q.variance) > WILD_SITE
+            E = tf.cond(
+                wild,
+                lambda: self._gradients(at.q.mean, tf.minimum(at.q.variance, 1.0)),
+                lambda: at.E,
+            )
+            return mu, natural_gradient_step(at.q, at.sites, E, 1.0 / (1.0 + mu))
 
         def unfinished(
             at: Any, res: Any, mu: Any, steps: Any, evaluations: Any, failures: Any
@@ -258,6 +276,7 @@ class Problem:
             new = self.evaluate(proposal)
             new_res = self.measure(new)
             accept = improves(new.elbo - at.elbo, at.noise, new_res < res)
+            accept = accept & is_known(new, at.elbo, at.noise)
             lowered = tf.where(mu > 0.04, mu / 4.0, zero)
             mu = tf.where(accept, tf.where(failures > 0, mu, lowered), _raised(mu))
             at = tf.nest.map_structure(lambda x, y: tf.where(accept, x, y), new, at)
@@ -289,6 +308,14 @@ class Problem:
 def improves(gain: tf.Tensor, noise: tf.Tensor, closer: tf.Tensor) -> tf.Tensor:
     """Whether the ELBO has risen; below its rounding error the residual decides."""
     return (gain > noise) | ((gain >= -noise) & closer)
+
+
+def is_known(new: Evaluation, elbo: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
+    """Whether the new ELBO is a number at all, and not what rounding left of one.
+
+    Sites of enormous precision make ``I + KΛ`` singular to working precision.
+    """
+    return new.noise <= tf.maximum(tf.maximum(noise, 1.0), 1e-3 * tf.abs(elbo))
 
 
 def _raised(mu: tf.Tensor) -> tf.Tensor:

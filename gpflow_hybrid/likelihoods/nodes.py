@@ -118,21 +118,22 @@ def weighted_mean(log_weights: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(tf.exp(log_weights) * values, 0)
 
 
-def mean_and_jensen_gap(
+def mean_and_power_mean(
     log_weights: tf.Tensor, h: tf.Tensor, alpha: float
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """``h̄ = Σ_j w_j h_j`` and ``(1/α) log Σ_j w_j exp(α(h_j − h̄)) ≥ 0``, well conditioned as α → 0."""
+    """``h̄ = Σ_j w_j h_j`` and ``(1/α) log Σ_j w_j exp(αh_j) ≥ h̄``, well conditioned as α → 0."""
     weights = tf.exp(log_weights)
     h_bar = tf.reduce_sum(weights * h, 0)
     u = alpha * (h - h_bar)
-    gap = tf.reduce_logsumexp(log_weights + u, 0)
-    # Near zero: log1p of Σ w (eᵘ − 1), each term without cancellation.
+    direct = tf.reduce_logsumexp(log_weights + alpha * h, 0) / alpha
+    # Near h̄: log1p of Σ w (eᵘ − 1), each term without cancellation. Elsewhere h̄ may be so large that
+    # a difference from it has no digits left.
     small = tf.abs(u) < 1.0
     terms = tf.where(
         small,
         weights * tf.math.expm1(tf.where(small, u, tf.zeros_like(u))),
         tf.exp(tf.minimum(log_weights + u, 1.0)) - weights,
     )
-    near_zero = tf.abs(gap) < 0.5
-    total = tf.where(near_zero, tf.reduce_sum(terms, 0), tf.zeros_like(gap))
-    return h_bar, tf.where(near_zero, tf.math.log1p(total), gap) / alpha
+    near = alpha * (direct - h_bar) < 0.5
+    total = tf.where(near, tf.reduce_sum(terms, 0), tf.zeros_like(direct))
+    return h_bar, tf.where(near, h_bar + tf.math.log1p(total) / alpha, direct)

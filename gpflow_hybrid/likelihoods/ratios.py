@@ -8,7 +8,7 @@ Three roads lead there, the first that fits is taken:
 
 1. a closed form of ``(1/α) log E_N[p^α]`` under the cavity ``q/t^α`` (:func:`log_expected_power`);
 2. a quadrature that covers q and the cavity at once, for likelihoods with one or two latents:
-   ``E_q h + (1/α) log E_q[exp(α(h − E_q h))]``, ``h = log p − log t``. The second term is a Jensen gap,
+   ``(1/α) log E_q[exp(αh)]``, ``h = log p − log t``, near ``E_q h`` as that plus a Jensen gap, which is
    well conditioned as α → 0. ``ℓ_0`` is the likelihood's own, which may use a coarser rule; its
    difference from ``E_q h`` enters with weight 1 − α, so that ``ℓ_α`` is continuous at α = 0, where it is
    the ELBO of GPflow, and exact at α = 1;
@@ -39,7 +39,7 @@ from .nodes import (
     covering_nodes,
     fixed_nodes,
     log_prob_and_weights,
-    mean_and_jensen_gap,
+    mean_and_power_mean,
     product_rule,
 )
 
@@ -111,12 +111,13 @@ def log_expected_ratio(
     nodes, log_p, log_weights = log_prob_and_weights(likelihood, nodes, log_weights, X, Y, Fmu)
     log_t = (lambda_1 - 0.5 * lambda_2 * nodes) * nodes  # [Q, N, L]
     if scalar:
-        terms = mean_and_jensen_gap(log_weights, log_p - log_t, alpha)
-        mean, gap = (tf.reduce_sum(x, -1) for x in terms)
+        terms = mean_and_power_mean(log_weights, log_p - log_t, alpha)
+        mean, value = (tf.reduce_sum(x, -1) for x in terms)
     else:
-        mean, gap = mean_and_jensen_gap(log_weights, log_p - tf.reduce_sum(log_t, -1), alpha)
+        mean, value = mean_and_power_mean(log_weights, log_p - tf.reduce_sum(log_t, -1), alpha)
     # A cavity that does not exist is NaN; say so also where the nodes did not depend on it.
-    return mean + (1.0 - alpha) * (expected - mean) + gap + 0.0 * tf.reduce_sum(cav.variance, -1)
+    value = value + 0.0 * tf.reduce_sum(cav.variance, -1)
+    return value if alpha == 1.0 else value + (1.0 - alpha) * (expected - mean)
 
 
 def log_expected_power(

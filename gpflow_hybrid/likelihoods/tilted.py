@@ -17,7 +17,7 @@ import tensorflow as tf
 from gpflow.base import TensorType
 from gpflow.likelihoods import ScalarLikelihood
 
-from .nodes import NUM_NODES, covering_nodes, log_prob_and_weights, mean_and_jensen_gap
+from .nodes import NUM_NODES, covering_nodes, log_prob_and_weights, mean_and_power_mean
 from .ratios import cavity, log_expected_power
 
 SMALLEST_SHRINKAGE = 1e-2
@@ -42,14 +42,18 @@ def tilted_log_ratio(
     lambda_2: tf.Tensor,
     alpha: float,
 ) -> tf.Tensor:
-    """``(1/α) log E_q[(p/t)^α]``, ``[N]``, exact for every α in (0, 1]; NaN without a cavity."""
+    """``(1/α) log E_q[(p/t)^α]``, ``[N]``, without a blend for α < 1; NaN without a cavity.
+
+    By quadrature where there is no closed form: accurate where q is near the tilted distribution, as
+    it is at EP's fixed point.
+    """
     cav = cavity(Fmu, Fvar, lambda_1, lambda_2, alpha)
     closed_form = log_expected_power(likelihood, X, cav.mean, cav.variance, Y, alpha)
     if closed_form is not None:
         return closed_form + tf.reduce_sum(cav.log_scale_over_alpha, -1)
     _, log_weights, h = _ratio_at_nodes(likelihood, X, Fmu, Fvar, Y, lambda_1, lambda_2, alpha)
-    mean, gap = mean_and_jensen_gap(log_weights, h, alpha)
-    return tf.reduce_sum(mean + gap + 0.0 * cav.variance, -1)
+    value = mean_and_power_mean(log_weights, h, alpha)[1]
+    return tf.reduce_sum(value + 0.0 * cav.variance, -1)
 
 
 def tilted_sites(
@@ -61,6 +65,7 @@ def tilted_sites(
     lambda_1: tf.Tensor,
     lambda_2: tf.Tensor,
     alpha: float,
+    num_nodes: int = NUM_NODES[1],
 ) -> Tilted:
     """The sites that match the tilted moments, and the normalisers of the tilted distributions."""
     cav = cavity(Fmu, Fvar, lambda_1, lambda_2, alpha)
@@ -80,15 +85,17 @@ def tilted_sites(
             d2 / (alpha * tilted_part),
         )
 
-    nodes, log_weights, h = _ratio_at_nodes(likelihood, X, Fmu, Fvar, Y, lambda_1, lambda_2, alpha)
-    mean, gap = mean_and_jensen_gap(log_weights, h, alpha)
+    nodes, log_weights, h = _ratio_at_nodes(
+        likelihood, X, Fmu, Fvar, Y, lambda_1, lambda_2, alpha, num_nodes
+    )
+    value = mean_and_power_mean(log_weights, h, alpha)[1]
     weights = tf.nn.softmax(log_weights + alpha * h, axis=0)
     shift = tf.reduce_sum(weights * (nodes - Fmu), 0)
     variance = tf.reduce_sum(weights * tf.square(nodes - Fmu - shift), 0)
     variance = tf.maximum(variance, SMALLEST_SHRINKAGE * Fvar)
     # t^α moves by the difference of natural parameters of the tilted distribution and of q.
     return Tilted(
-        tf.reduce_sum(mean + gap, -1) + 0.0 * tf.reduce_sum(cav.variance, -1),
+        tf.reduce_sum(value + 0.0 * cav.variance, -1),
         lambda_1 - lambda_2 * Fmu + shift / (alpha * variance),
         lambda_2 + (1.0 / variance - 1.0 / Fvar) / alpha,
     )
@@ -103,9 +110,10 @@ def _ratio_at_nodes(
     lambda_1: tf.Tensor,
     lambda_2: tf.Tensor,
     alpha: float,
+    num_nodes: int = NUM_NODES[1],
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Nodes, log weights of q, and ``log p − log t`` there, ``[Q, N, L]`` each."""
     cav = cavity(Fmu, Fvar, lambda_1, lambda_2, alpha)
-    nodes, log_weights = covering_nodes(Fmu, Fvar, cav.mean, cav.variance, NUM_NODES[1])
+    nodes, log_weights = covering_nodes(Fmu, Fvar, cav.mean, cav.variance, num_nodes)
     nodes, log_p, log_weights = log_prob_and_weights(likelihood, nodes, log_weights, X, Y, Fmu)
     return nodes, log_weights, log_p - (lambda_1 - 0.5 * lambda_2 * nodes) * nodes

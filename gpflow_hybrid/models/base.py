@@ -210,6 +210,6 @@ class SiteModel(GPModel, InternalDataTrainingLossMixin):
             raise InvalidPosteriorError(
                 f"The cavity of datum {n} (latent {latent}) does not exist: 1/v − αλ₂ = "
                 f"{(kept / q.variance).numpy()[n, latent]:.3g} with α = {alpha:g} ({len(bad)} such "
-                "data). The integral diverges there: use the ELBO or a smaller α, or run "
-                "model.infer() first."
+                "data). The integral diverges there: use the ELBO or a smaller α, or infer from zero "
+                "sites (model.sites.reset(N))."
             )

@@ -33,7 +33,7 @@ from .base import SiteModel
 TRAINING_TOLERANCE = 1e-9
 """Residual to which the training loss infers: its gradient feels the residual to first order."""
 
-TRAINING_STEPS = 100
+TRAINING_STEPS = 200
 """Steps that the training loss may try from one start."""
 
 PENALTY_PER_DATUM = 1e3
@@ -112,7 +112,6 @@ class CollapsedModel(SiteModel):
         X, Y = self._data_tensors()
         E = expectation_gradients(self.likelihood, X, found.q.mean, found.q.variance, Y)
         self._refuse_non_finite(found.q, E.value, E.mean, E.variance)
-        self._require_cavities(found.q, self.sites.values, 1.0)
         raise NonFiniteError(
             "Inference cannot start: the log likelihood or a derivative of it is not finite under "
             "this q(f). Rescale the data, or start from a smaller kernel variance."
@@ -212,7 +211,8 @@ class CollapsedModel(SiteModel):
     def _hyperparameter_values(self) -> tf.Tensor:
         """A mark of the model's parts, and every floating variable but the sites and the data."""
         excluded = {id(v) for v in (*self.sites.variables, *self.data)}
-        parts = " ".join(type(part).__qualname__ for part in self.submodules)
+        names = (type(part).__qualname__ for part in self.submodules)
+        parts = " ".join((self._method().sites_key, *names))
         return tf.concat(
             [tf.constant([zlib.crc32(parts.encode())], tf.float64)]
             + [

@@ -76,8 +76,7 @@ CASES_OF_TRAINING: dict[str, tuple[Callable[[float], gh.EPModel], int]] = {
 FAST = [
     ("probit", 1.0),
     ("student_t with outliers", 1.0),
-    ("poisson with two columns", 1.0),
-    ("beta", 0.5),
+    ("poisson with two columns", 0.5),
 ]
 """A trace takes seconds: the others are slow tests."""
 
