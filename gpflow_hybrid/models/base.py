@@ -63,9 +63,9 @@ class SiteModel(GPModel, InternalDataTrainingLossMixin):
 
     @property
     def trainable_variables(self) -> tuple[tf.Variable, ...]:
-        """The variables of the hyperparameters; never λ, also after ``set_trainable(model, True)``."""
-        sites = {id(v) for v in self.sites.variables}
-        return tuple(v for v in super().trainable_variables if id(v) not in sites)
+        """The variables of the hyperparameters; never λ or data in variables, whatever their flags say."""
+        excluded = {id(v) for v in (*self.sites.variables, *self.data)}
+        return tuple(v for v in super().trainable_variables if id(v) not in excluded)
 
     def update_data(self, data: RegressionData) -> None:
         """Replace the data of a model made with ``tf.Variable`` data; the sites return to zero."""

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import gpflow
 import numpy as np
 import numpy.typing as npt
+import scipy.optimize
 import tensorflow as tf
 from gpflow.utilities import parameter_dict
 
@@ -82,15 +83,14 @@ class Alternation:
         # λ is excluded by identity, whatever its flag says: trainable_variables never has it.
         self.variables: tuple[tf.Variable, ...] = tuple(model.trainable_variables)
         self.optimizer = (
-            self.m_step_settings.build()
+            self.m_step_settings.build(self.variables)
             if isinstance(self.m_step_settings, GradientSteps)
             else None
         )
-        if self.optimizer is not None and self.variables:
-            self.optimizer.build(self.variables)
         self._compiled_e_steps = tf.function(self._natural_gradient_steps, autograph=False)
         self._compiled_m_steps = tf.function(self._gradient_steps, autograph=False)
-        self._compiled_loss = tf.function(self._loss, autograph=False)
+        self._compiled_gradient = tf.function(self._loss_and_gradient, autograph=False)
+        self._compiled_assign = tf.function(self._assign, autograph=False)
         self._compiled_diagnosis = tf.function(self._diagnose, autograph=False)
 
     # One step of each kind.
@@ -122,15 +122,49 @@ class Alternation:
         if self.optimizer is not None:
             before, after, norm = self._compiled_m_steps()
             return MStepOutcome(float(before), float(after), float(norm))
-        before = -float(self._compiled_loss())
-        settings = self.m_step_settings
-        result = gpflow.optimizers.Scipy().minimize(
-            self._compiled_loss,
-            self.variables,
-            compile=False,
-            options={"maxiter": settings.num_steps},
+        return self._lbfgs()
+
+    def _lbfgs(self) -> MStepOutcome:
+        """L-BFGS-B; where there is no objective, a wall from which its line search backs away."""
+        start = gpflow.optimizers.Scipy.pack_tensors(self.variables).numpy()
+        values: list[float] = []
+
+        def evaluate(x: npt.NDArray[Any]) -> tuple[float, npt.NDArray[Any]]:
+            found = self._compiled_gradient(tf.constant(x, tf.float64))
+            loss, gradient = (t.numpy().astype(np.float64) for t in found)
+            if not np.isfinite(loss) or not np.isfinite(gradient).all():
+                if not values:
+                    raise NonFiniteError(
+                        "The objective or its gradient is not finite in the M-step."
+                    )
+                wall = max(values) + 1e3 * int(tf.shape(self.model.sites.lambda_1)[0])
+                return wall, np.zeros_like(x)
+            values.append(float(loss))
+            return float(loss), gradient
+
+        result = scipy.optimize.minimize(
+            evaluate,
+            start,
+            jac=True,
+            method="L-BFGS-B",
+            options={"maxiter": self.m_step_settings.num_steps},
         )
-        return MStepOutcome(before, -float(result.fun), float(np.linalg.norm(result.jac)))
+        self._compiled_assign(tf.constant(result.x, tf.float64))
+        return MStepOutcome(-values[0], -float(result.fun), float(np.linalg.norm(result.jac)))
+
+    def _assign(self, x: tf.Tensor) -> None:
+        unpacked = gpflow.optimizers.Scipy.unpack_tensors(self.variables, x)
+        gpflow.optimizers.Scipy.assign_tensors(self.variables, unpacked)
+
+    def _loss_and_gradient(self, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        self._assign(x)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(self.variables)
+            loss = self._loss()
+        gradients = tape.gradient(
+            loss, self.variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
+        return loss, gpflow.optimizers.Scipy.pack_tensors(gradients)
 
     def _natural_gradient_steps(self) -> tuple[SiteValues, tf.Tensor, tf.Tensor]:
         settings = self.e_step_settings

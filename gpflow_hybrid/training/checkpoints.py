@@ -60,8 +60,10 @@ def exists(directory: Path) -> bool:
 def read(directory: Path) -> Checkpoint:
     """The directory's checkpoint, refused in words if it is truncated or of another kind."""
     path = directory / FILE_NAME
-    content = path.read_bytes()
     remedy = "It was not overwritten: move it away, or pass another checkpoint_dir."
+    if not path.is_file():
+        raise CheckpointError(f"{path} is not a file. {remedy}")
+    content = path.read_bytes()
     if not content.startswith(MAGIC):
         raise CheckpointError(f"{path} is not a checkpoint of this version of VEMTrainer. {remedy}")
     digest, payload = content[len(MAGIC) :][:_DIGEST], content[len(MAGIC) + _DIGEST :]

@@ -46,9 +46,9 @@ class History(Sequence[IterationRecord]):
     def __init__(self, records: Sequence[IterationRecord] = ()) -> None:
         self._records = list(records)
 
-    def append(self, record: IterationRecord) -> None:
-        """Add the newest record."""
-        self._records.append(record)
+    def extended(self, record: IterationRecord) -> History:
+        """A history with one more record."""
+        return History([*self._records, record])
 
     def __len__(self) -> int:
         return len(self._records)
@@ -69,9 +69,11 @@ class History(Sequence[IterationRecord]):
             return self._records[key]
         if key in {field.name for field in dataclasses.fields(IterationRecord)}:
             return np.array([getattr(record, key) for record in self._records])
-        for group in ("hyperparameters", "measurements"):
-            if self._records and key in getattr(self._records[-1], group):
-                return np.array([getattr(record, group)[key] for record in self._records])
+        if self._records and key in self._records[-1].hyperparameters:
+            return np.array([record.hyperparameters[key] for record in self._records])
+        if self._records and key in self._records[-1].measurements:
+            # A rule may have been added on resumption: NaN before that.
+            return np.array([record.measurements.get(key, np.nan) for record in self._records])
         raise KeyError(f"{key!r} is not a column of this history.")
 
     def __repr__(self) -> str:

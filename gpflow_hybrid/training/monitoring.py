@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
+import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from gpflow.monitor import (
     MonitorTask,
     MonitorTaskGroup,
     ScalarToTensorBoard,
+    ToTensorBoard,
 )
 
 from ..errors import InvalidDataError
@@ -45,8 +48,14 @@ class Monitoring:
         log_dir: str | Path | None,
         image_period: int,
         resumed_dir: str | None = None,
+        resumed_at: int = 0,
     ) -> None:
         self.log_dir: Path | None = None
+        self.resumed_dir = None if resumed_dir is None else Path(resumed_dir)
+        """Where a run that is resumed has written before; remembered if it does not write now."""
+        self._model = model
+        self._image_period = image_period
+        self._resumed_at = resumed_at
         self._monitor: Monitor | None = None
         self._record: IterationRecord | None = None
         if log_dir is None:
@@ -56,25 +65,42 @@ class Monitoring:
                 "log_dir needs TensorBoard, which is not installed: pip install "
                 "'gpflow_hybrid[tensorboard]', or leave log_dir out."
             )
-        self.log_dir = free_directory(Path(log_dir)) if resumed_dir is None else Path(resumed_dir)
-        groups = [MonitorTaskGroup(self._scalar_tasks(model))]
-        num_inputs = int(model.data[0].shape[1])
-        if num_inputs <= 2:
+        # Absolute: a run may be resumed from elsewhere.
+        self.log_dir = self.resumed_dir or free_directory(Path(log_dir).absolute())
+
+    def _begin(self) -> Monitor:
+        """The tasks, with a new file: GPflow would go on with that of an earlier run, deleted or not."""
+        directory = str(self.log_dir)
+        ToTensorBoard.writers.pop(directory, None)
+        groups = [MonitorTaskGroup(self._scalar_tasks(self._model))]
+        # Iterations after the checkpoint of a resumed run have been written, and will be again: at a
+        # second START, readers drop what they have from its step on.
+        step = 0 if self.resumed_dir is None else self._resumed_at + 1
+        start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
+        event = tf.compat.v1.Event(wall_time=time.time(), step=step, session_log=start)
+        tf.raw_ops.ImportEvent(
+            writer=ToTensorBoard.writers[directory]._resource, event=event.SerializeToString()
+        )
+        num_inputs = int(self._model.data[0].shape[1])
+        if num_inputs <= 2 and importlib.util.find_spec("matplotlib") is not None:
             draw = draw_line if num_inputs == 1 else draw_plane
             image = ImageToTensorBoard(
-                str(self.log_dir),
-                lambda figure, axes: draw(model, axes),
+                directory,
+                lambda figure, axes: draw(self._model, axes),
                 "fit",
                 fig_kw={"figsize": (6.0, 4.5), "dpi": 120},
             )
-            groups.append(MonitorTaskGroup(image, period=image_period))
-        self._monitor = Monitor(*groups)
+            groups.append(MonitorTaskGroup(image, period=self._image_period))
+        return Monitor(*groups)
 
     def write(self, record: IterationRecord) -> None:
         """All that is known of one iteration."""
-        if self._monitor is not None:
-            self._record = record
-            self._monitor(record.iteration)
+        if self.log_dir is None:
+            return
+        if self._monitor is None:
+            self._monitor = self._begin()
+        self._record = record
+        self._monitor(record.iteration)
 
     def _scalar_tasks(self, model: SiteModel) -> Collection[MonitorTask]:
         directory = str(self.log_dir)
@@ -87,7 +113,7 @@ class Monitoring:
             return current
 
         keywords = ["kernel", "likelihood", "mean_function"]
-        parameters = ModelToTensorBoard(directory, model, keywords_to_monitor=keywords)
+        parameters = ModelToTensorBoard(directory, model, keywords_to_monitor=keywords, max_size=-1)
         scalars = [
             ScalarToTensorBoard(directory, read(value), name) for name, value in SCALARS.items()
         ]

@@ -13,7 +13,7 @@ from ..errors import CheckpointError
 from . import checkpoints
 from .checkpoints import Checkpoint
 from .history import History, IterationRecord
-from .state import Arrays, Run
+from .state import Arrays, Progress, Run
 
 if TYPE_CHECKING:
     from .trainer import VEMTrainer
@@ -23,10 +23,8 @@ if TYPE_CHECKING:
 class SavedRun:
     """What a checkpoint holds."""
 
-    history: History
-    good: Arrays
-    best: Arrays | None
-    best_iteration: int
+    progress: Progress
+    best_by: str | None
     log_dir: str | None
     random: Arrays
     random_document: dict[str, Any]
@@ -64,6 +62,12 @@ class CheckpointStore:
                 raise CheckpointError("resume=True needs checkpoint_dir, where the run was saved.")
             return cls(None, identity, resume)
         path = Path(directory)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(
+                f"checkpoint_dir {path} cannot be a directory: {error.strerror}. Pass another."
+            ) from error
         if checkpoints.exists(path) and not resume:
             raise CheckpointError(
                 f"{path} has the checkpoint of another run. Pass resume=True to go on with it, or "
@@ -92,10 +96,13 @@ class CheckpointStore:
             hyperparameters = {p: column[i] for p, column in groups["history"].items()}
             records.append(IterationRecord(**values, hyperparameters=hyperparameters))
         return SavedRun(
-            history=History(records),
-            good=groups["good"],
-            best=groups["best"] or None,
-            best_iteration=found.document["best_iteration"],
+            progress=Progress(
+                history=History(records),
+                good=groups["good"],
+                best=groups["best"] or None,
+                best_iteration=found.document["best_iteration"],
+            ),
+            best_by=found.document["best_by"],
             log_dir=found.document["log_dir"],
             random=groups["random"],
             random_document=found.document["random"],
@@ -106,8 +113,9 @@ class CheckpointStore:
         if self.directory is None:
             return
         kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
-        arrays: dict[str, Any] = {f"good/{k}": v for k, v in run.good.items()}
-        arrays |= {f"best/{k}": v for k, v in (run.best or {}).items()}
+        progress = run.progress
+        arrays: dict[str, Any] = {f"good/{k}": v for k, v in progress.good.items()}
+        arrays |= {f"best/{k}": v for k, v in (progress.best or {}).items()}
         arrays |= {
             "random/numpy": keys,
             "random/tensorflow": tf.random.get_global_generator().state.numpy(),
@@ -116,14 +124,15 @@ class CheckpointStore:
             arrays[f"history/{path}"] = run.history[path]
         records = []
         for record in run.history:
-            values = dataclasses.asdict(record)
+            values = dict(vars(record))
             del values["hyperparameters"]
             records.append(values)
-        log_dir = run.monitoring.log_dir
+        log_dir = run.monitoring.log_dir or run.monitoring.resumed_dir
         document = {
             "identity": self.identity,
             "history": records,
-            "best_iteration": run.best_iteration,
+            "best_iteration": progress.best_iteration,
+            "best_by": trainer.stopping.best_by,
             "log_dir": None if log_dir is None else str(log_dir),
             "random": {
                 "kind": kind,

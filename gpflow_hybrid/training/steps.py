@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -67,8 +68,16 @@ class GradientSteps:
                 f"{type(self.optimizer).__name__}. For L-BFGS use LBFGSSteps()."
             )
 
-    def build(self) -> Any:
-        """The optimiser itself."""
+    def build(self, variables: Sequence[tf.Variable]) -> Any:
+        """The optimiser itself, with its state for these variables."""
+        optimizer = self._optimizer()
+        if hasattr(optimizer, "build"):
+            optimizer.build(variables)
+        elif hasattr(optimizer, "_create_all_weights"):  # tf_keras.optimizers.legacy
+            optimizer._create_all_weights(variables)
+        return optimizer
+
+    def _optimizer(self) -> Any:
         if not isinstance(self.optimizer, str):
             return self.optimizer
         kind = {"adam": tf.keras.optimizers.Adam, "sgd": tf.keras.optimizers.SGD}[self.optimizer]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from gpflow.base import RegressionData
 
 from ..errors import InvalidDataError
 from ..models import SiteModel
+from ..validation import prepare_data
 from .history import History
 from .steps import check_count, check_positive
 
@@ -25,6 +27,12 @@ class Verdict(NamedTuple):
 
     status: str
     message: str
+
+
+def best_of(column: Any) -> int:
+    """The position of the largest value; NaN is never it, the last position if all are."""
+    known = np.where(np.isnan(column), -np.inf, column)
+    return int(np.argmax(known)) if np.any(np.isfinite(known)) else len(known) - 1
 
 
 class StoppingRule(abc.ABC):
@@ -64,12 +72,23 @@ class AnyOf(StoppingRule):
     @property
     def measurements(self) -> Mapping[str, Callable[[SiteModel], float]]:
         """Those of all rules."""
-        return {name: m for rule in self.rules for name, m in rule.measurements.items()}
+        found: dict[str, Callable[[SiteModel], float]] = {}
+        for rule in self.rules:
+            for name, measure in rule.measurements.items():
+                if name in found:
+                    raise InvalidDataError(
+                        f"Two stopping rules measure {name!r}. Give one another name, for example "
+                        'HeldOutDensity(data, name="second_set").'
+                    )
+                found[name] = measure
+        return found
 
     @property
     def best_by(self) -> str | None:
-        """That of the first rule that has one."""
-        return next((rule.best_by for rule in self.rules if rule.best_by), None)
+        """That of the first rule that has one; what was measured goes before the objective."""
+        columns = [rule.best_by for rule in self.rules if rule.best_by]
+        measured = [column for column in columns if column in self.measurements]
+        return next(iter(measured or columns), None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +106,11 @@ class AllOf(AnyOf):
 
 @dataclasses.dataclass(frozen=True)
 class ObjectiveTolerance(StoppingRule):
-    """The objective has changed by no more than ``tolerance`` nats in each of ``window`` iterations."""
+    """Neither an M-step nor an iteration has changed the objective by more than ``tolerance`` nats.
+
+    Not in each of ``window`` iterations. The M-steps count too: where alternation drifts over the crest
+    of the objective, it stands still although every M-step still gains.
+    """
 
     tolerance: float = 1e-3
     window: int = 3
@@ -99,7 +122,10 @@ class ObjectiveTolerance(StoppingRule):
     def check(self, history: History) -> Verdict | None:
         """Stops at a plateau of the objective."""
         recent = history["objective"][-self.window - 1 :]
-        if len(recent) <= self.window or np.max(np.abs(np.diff(recent))) > self.tolerance:
+        if len(recent) <= self.window:
+            return None
+        changes = np.concatenate([np.diff(recent), history["m_gain"][-self.window :]])
+        if not np.all(np.abs(changes) <= self.tolerance):  # NaN is no plateau
             return None
         return Verdict(
             "converged",
@@ -126,7 +152,7 @@ class HyperparameterTolerance(StoppingRule):
         for path in history[-1].hyperparameters:
             values = history[path][-self.window - 1 :].reshape(self.window + 1, -1)
             scale = np.maximum(np.abs(values[-1]), 1e-12)
-            if np.max(np.abs(np.diff(values, axis=0)) / scale) > self.tolerance:
+            if not np.all(np.abs(np.diff(values, axis=0)) <= self.tolerance * scale):
                 return None
         return Verdict(
             "converged",
@@ -151,7 +177,7 @@ class Patience(StoppingRule):
 
     def check(self, history: History) -> Verdict | None:
         """Stops when the best is too long ago."""
-        best = int(np.argmax(history["objective"]))
+        best = best_of(history["objective"])
         if len(history) - 1 - best < self.num_iterations:
             return None
         return Verdict(
@@ -175,16 +201,18 @@ class TimeBudget(StoppingRule):
         return Verdict("stopped", f"The time budget of {self.seconds:g} s is used up.")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class HeldOutDensity(StoppingRule):
     """Mean log predictive density of held-out data, early stopping: the best iteration is restored.
 
     :param data: ``(X, Y)`` that the model has not seen.
     :param patience: iterations without a new best before training stops.
+    :param name: of the column in the history.
     """
 
     data: RegressionData
     patience: int = 10
+    name: str = "held_out_density"
 
     def __post_init__(self) -> None:
         check_count(self.patience, "patience")
@@ -194,22 +222,32 @@ class HeldOutDensity(StoppingRule):
     @property
     def measurements(self) -> Mapping[str, Callable[[SiteModel], float]]:
         """The density itself."""
-        X, Y = (tf.convert_to_tensor(np.asarray(d)) for d in self.data)
+        return {self.name: self._density}
 
-        def density(model: SiteModel) -> float:
-            return float(tf.reduce_mean(model.predict_log_density((X, Y))))
+    def _density(self, model: SiteModel) -> float:
+        """Compiled once for a model; its data are checked like the model's."""
+        if self._compiled.get("model") is not model:
+            data = prepare_data(self.data, model.likelihood)
 
-        return {"held_out_density": density}
+            def density() -> tf.Tensor:
+                return tf.reduce_mean(model.predict_log_density(data))
+
+            self._compiled.update(model=model, density=tf.function(density, autograph=False))
+        return float(self._compiled["density"]())
+
+    @functools.cached_property
+    def _compiled(self) -> dict[str, Any]:
+        return {}
 
     @property
     def best_by(self) -> str:
         """The density."""
-        return "held_out_density"
+        return self.name
 
     def check(self, history: History) -> Verdict | None:
         """Stops when the best is too long ago."""
-        densities = history["held_out_density"]
-        best = int(np.argmax(densities))
+        densities = history[self.name]
+        best = best_of(densities)
         if len(history) - 1 - best < self.patience:
             return None
         return Verdict(

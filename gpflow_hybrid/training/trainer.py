@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 from gpflow.utilities import parameter_dict
 
-from ..errors import InvalidPosteriorError, NonFiniteError
+from ..errors import InvalidDataError, InvalidPosteriorError, NonFiniteError
 from ..models import CollapsedModel, CVIModel
 from ..objectives import Objective
 from . import progress as progress_bars
@@ -21,7 +21,7 @@ from .alternation import Alternation, EStepOutcome, MStepOutcome
 from .history import History, IterationRecord, TrainingResult
 from .monitoring import Monitoring
 from .resuming import CheckpointStore
-from .state import Run
+from .state import Progress, Run
 from .steps import EStep, GradientSteps, MStep, NaturalGradientSteps, check_count
 from .stopping import Patience, StoppingRule, Verdict, as_rule, default_rules
 
@@ -112,8 +112,14 @@ class VEMTrainer(Alternation):
         check_count(max_iterations, "max_iterations")
         check_count(image_period, "image_period")
         check_count(checkpoint_period, "checkpoint_period")
-        store = CheckpointStore.open(checkpoint_dir, self._identity(), resume)
-        run = self._begin(store, log_dir, image_period)
+        if [id(v) for v in self.variables] != [id(v) for v in self.model.trainable_variables]:
+            raise InvalidDataError(
+                "The model's trainable parameters are not those that this trainer was built for: "
+                "build a new trainer."
+            )
+        identity = {} if checkpoint_dir is None else self._identity()
+        store = CheckpointStore.open(checkpoint_dir, identity, resume)
+        run = self._begin(store, log_dir, image_period, monitor)
         monitoring = run.monitoring
         bar = progress_bars.bar(max_iterations, len(run.history) - 1, progress)
         verdict = self._verdict(run.history, max_iterations)
@@ -129,7 +135,7 @@ class VEMTrainer(Alternation):
                     store.save(self, run)
                 bar.show(record)
         except KeyboardInterrupt:
-            self._restore(run.good)
+            self._restore(run.progress.good)
             store.save(self, run)
             verdict = Verdict(
                 "interrupted",
@@ -138,9 +144,9 @@ class VEMTrainer(Alternation):
         finally:
             bar.close()
         kept = run.history[-1].iteration
-        if verdict.status != "interrupted" and run.best is not None:
-            self._restore(run.best)
-            kept = run.best_iteration
+        if verdict.status != "interrupted" and run.progress.best is not None:
+            self._restore(run.progress.best)
+            kept = run.progress.best_iteration
         return TrainingResult(
             history=run.history,
             status=verdict.status,
@@ -151,32 +157,59 @@ class VEMTrainer(Alternation):
             log_dir=None if monitoring.log_dir is None else str(monitoring.log_dir),
         )
 
-    def _begin(self, store: CheckpointStore, log_dir: str | Path | None, image_period: int) -> Run:
+    def _begin(
+        self,
+        store: CheckpointStore,
+        log_dir: str | Path | None,
+        image_period: int,
+        monitor: gpflow.monitor.Monitor | None,
+    ) -> Run:
         """A run from its checkpoint, or from the first E-step."""
+        began = time.perf_counter()
         saved = store.load()
         if saved is not None:
-            self._restore(saved.good)
+            self._restore(saved.progress.good)
             saved.restore_random_state()
-            monitoring = Monitoring(self.model, log_dir, image_period, saved.log_dir)
-            return Run(saved.history, saved.good, saved.best, saved.best_iteration, monitoring)
-        start = self._arrays()
-        run = Run(History(), start, None, 0, Monitoring(self.model, log_dir, image_period))
-        began = time.perf_counter()
+            progress = saved.progress
+            if saved.best_by != self.stopping.best_by:  # other rules: the best is sought from here
+                last = progress.history[-1].iteration
+                best = None if self.stopping.best_by is None else progress.good
+                progress = dataclasses.replace(progress, best=best, best_iteration=last)
+            *before, last_record = progress.history
+            measured = {
+                name: float(measure(self.model))
+                for name, measure in self.stopping.measurements.items()
+                if name not in last_record.measurements
+            }
+            if measured:
+                last_record = dataclasses.replace(
+                    last_record, measurements=last_record.measurements | measured
+                )
+                progress = dataclasses.replace(progress, history=History([*before, last_record]))
+            monitoring = Monitoring(
+                self.model, log_dir, image_period, saved.log_dir, last_record.iteration
+            )
+            return Run(progress, monitoring, began)
+        run = Run(
+            Progress(History(), self._arrays()),
+            Monitoring(self.model, log_dir, image_period),
+            began,
+        )
         with self._guard(run, 0):
-            outcome = self.e_step()
-            self._finish_iteration(run, 0, outcome, None, began)
+            self._finish_iteration(run, 0, self.e_step(), None)
         run.monitoring.write(run.history[-1])
+        if monitor is not None:
+            monitor(0)
         store.save(self, run)
         return run
 
     def _iterate(self, run: Run) -> None:
         iteration = run.history[-1].iteration + 1
-        began = time.perf_counter()
         with self._guard(run, iteration):
             moved = self.m_step()
             if not np.isfinite([moved.before, moved.after, moved.gradient_norm]).all():
                 raise NonFiniteError("The objective or its gradient is not finite in the M-step.")
-            self._finish_iteration(run, iteration, self.e_step(), moved, began)
+            self._finish_iteration(run, iteration, self.e_step(), moved)
 
     def _finish_iteration(
         self,
@@ -184,12 +217,17 @@ class VEMTrainer(Alternation):
         iteration: int,
         inferred: EStepOutcome,
         moved: MStepOutcome | None,
-        began: float,
     ) -> None:
         """Record the iteration; what it left becomes the last good state."""
         elbo, ep_like, objective, cavity, loo = (float(x) for x in self._compiled_diagnosis())
         if not np.isfinite(objective):
-            raise NonFiniteError("The objective is not finite after the E-step.")
+            why = "."
+            if not cavity > 0.0:
+                why = (
+                    f": a cavity 1/v − λ₂ is not positive (the smallest is {cavity:.3g}), so that the "
+                    'integral diverges. objective="elbo" or a smaller power needs no such cavity.'
+                )
+            raise NonFiniteError(f"The objective is not finite after the E-step{why}")
         record = IterationRecord(
             iteration=iteration,
             elbo=elbo,
@@ -204,14 +242,22 @@ class VEMTrainer(Alternation):
             leave_one_out=loo,
             seconds=0.0,
             measurements={
-                name: measure(self.model) for name, measure in self.stopping.measurements.items()
+                name: float(measure(self.model))
+                for name, measure in self.stopping.measurements.items()
             },
         )
-        run.history.append(dataclasses.replace(record, seconds=time.perf_counter() - began))
-        run.good = self._arrays()
+        good, now = self._arrays(), time.perf_counter()
+        # From the end of the iteration before: what is written and saved takes time too.
+        record = dataclasses.replace(record, seconds=now - run.clock)
+        history = run.history.extended(record)
+        best, best_iteration = run.progress.best, run.progress.best_iteration
         column = self.stopping.best_by
-        if column is not None and int(np.nanargmax(run.history[column])) == len(run.history) - 1:
-            run.best, run.best_iteration = run.good, iteration
+        if column is not None:
+            values = history[column]
+            if best is None or not values[-1] <= values[best_iteration]:
+                if best is None or not np.isnan(values[-1]):
+                    best, best_iteration = good, iteration
+        run.progress, run.clock = Progress(history, good, best, best_iteration), now
 
     @contextlib.contextmanager
     def _guard(self, run: Run, iteration: int) -> Iterator[None]:
@@ -223,8 +269,8 @@ class VEMTrainer(Alternation):
                 f"{path} = {np.array2string(np.asarray(v), precision=4, threshold=4)}"
                 for path, v in self._hyperparameters().items()
             )
-            self._restore(run.good)
-            message = str(error).splitlines()[0]
+            self._restore(run.progress.good)
+            message = words_of(error)
             raise NonFiniteError(
                 f"Training failed in iteration {iteration} at {values or 'fixed hyperparameters'}: "
                 f"{message} The model is as after the last complete iteration. Use a smaller step "
@@ -232,7 +278,7 @@ class VEMTrainer(Alternation):
                 "objective, model.training_loss."
             ) from error
         except BaseException:
-            self._restore(run.good)
+            self._restore(run.progress.good)
             raise
 
     def _verdict(self, history: History, max_iterations: int) -> Verdict | None:
@@ -249,3 +295,13 @@ class VEMTrainer(Alternation):
                 "Raise max_iterations, or the number or size of the M-steps.",
             )
         return found
+
+
+def words_of(error: Exception) -> str:
+    """What an error says: of TensorFlow's, without the traceback of the graph's making."""
+    text = str(error)
+    if not isinstance(error, tf.errors.OpError):
+        return text.splitlines()[0]
+    lines = [line.strip() for line in text.splitlines()]
+    said = [line for line in lines if line and not line.startswith(("[[", "File ", "Detected at"))]
+    return next((line for line in said if "assertion failed" in line), said[-1])

@@ -109,7 +109,13 @@ def test_what_has_no_value_keeps_its_row_and_says_why() -> None:
         (X, Y), gpflow.kernels.Matern52(), gpflow.likelihoods.Softmax(3), num_latent_gps=3
     )
     result = gh.compare_evidence(vgp, sample=False)
-    assert [e.name for e in result.estimates] == ["elbo", "power_ep_0.5", "ep_like", "ep", "laplace"]
+    assert [e.name for e in result.estimates] == [
+        "elbo",
+        "power_ep_0.5",
+        "ep_like",
+        "ep",
+        "laplace",
+    ]
     for name in ("ep", "laplace"):
         assert math.isnan(result[name].value)
         assert "ScalarLikelihood" in result[name].note
