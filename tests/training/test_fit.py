@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import signal
-from collections.abc import Iterator
 from typing import Any
 
 import gpflow
@@ -386,34 +384,6 @@ def test_an_interrupt_of_the_first_e_step_restores_the_start(
     with pytest.raises(KeyboardInterrupt):
         trainer.fit(3, progress=False)
     assert_identical(values(trainer.model), before)
-
-
-@pytest.fixture
-def interrupts() -> Iterator[None]:
-    """SIGALRM is Ctrl-C."""
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    yield
-    signal.setitimer(signal.ITIMER_REAL, 0.0)
-    signal.signal(signal.SIGALRM, before)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("interrupts")
-@pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning"
-)  # TFP's weak references
-def test_interrupts_at_any_moment(trainer: VEMTrainer) -> None:
-    rng = np.random.default_rng(0)
-    restart(trainer).fit(1, progress=False)  # compiled
-    for _ in range(60):
-        before = values(restart(trainer).model)
-        try:
-            signal.setitimer(signal.ITIMER_REAL, rng.uniform(0.02, 0.3))
-            result = trainer.fit(10_000, progress=False)
-        except KeyboardInterrupt:  # in the first E-step
-            assert_identical(values(trainer.model), before)
-        else:
-            assert_is_last_record(trainer, result, result.num_iterations)
 
 
 def test_an_error_of_the_users_monitor_is_the_users(trainer: VEMTrainer) -> None:
