@@ -38,10 +38,14 @@ class Sites(Module):
     @property
     def values(self) -> SiteValues:
         """Both parameters as tensors."""
-        return SiteValues(tf.convert_to_tensor(self.lambda_1), tf.convert_to_tensor(self.lambda_2))
+        return SiteValues(
+            *(tf.convert_to_tensor(_variable_of(x)) for x in (self.lambda_1, self.lambda_2))
+        )
 
     def require_rows(self, X: TensorType) -> None:
         """Refuse data whose number of rows is not that of the sites."""
+        if tf.executing_eagerly() and self.values.lambda_1.shape[0] == tf.shape(X)[0]:
+            return  # the assertion below takes milliseconds to say the same
         tf.debugging.assert_equal(
             tf.shape(self.lambda_1)[0],
             tf.shape(X)[0],
@@ -51,8 +55,8 @@ class Sites(Module):
 
     def assign(self, values: SiteValues) -> None:
         """Set both parameters."""
-        self.lambda_1.assign(values.lambda_1)
-        self.lambda_2.assign(values.lambda_2)
+        _variable_of(self.lambda_1).assign(values.lambda_1)
+        _variable_of(self.lambda_2).assign(values.lambda_2)
 
     def reset(self, num_data: tf.Tensor) -> None:
         """Back to zero, for ``num_data`` data: q = prior."""
@@ -79,3 +83,9 @@ class Sites(Module):
 
     def _binding(self, hyperparameters: tf.Tensor) -> tf.Tensor:
         return tf.concat([tf.fingerprint(x[None]) for x in (*self.values, hyperparameters)], axis=0)
+
+
+def _variable_of(site: TensorType) -> TensorType:
+    """The variable under a parameter without a transform, read and written without its detours; of a
+    frozen copy, the constant itself."""
+    return site.unconstrained_variable if isinstance(site, Parameter) else site

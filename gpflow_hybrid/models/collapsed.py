@@ -79,18 +79,21 @@ class CollapsedModel(SiteModel):
                 "infer() reports to Python and cannot run inside tf.function. Call it outside; inside, "
                 "model.training_loss() infers."
             )
-        prior = self.prior()
-        limits = (tf.constant(tolerance, prior.K.dtype), tf.constant(int(max_steps)), *more_limits)
-        found = self._diagnose(method, prior, self.sites.values, *limits)
+        start = self.sites.values
+        tolerance = tf.constant(tolerance, start.lambda_1.dtype)
+        limits = (tolerance, tf.constant(int(max_steps)), *more_limits)
+        found = self._diagnose(method, start, *limits)
         if int(found.solution.status) == INVALID_START:
-            self._refuse_start(prior, found)
+            self._refuse_start(found)
         self.sites.assign(found.solution.sites)
         self.sites.release()
         return report(found, self.likelihood, method)
 
-    def _diagnose(
-        self, method: Method, prior: Prior, start: SiteValues, *limits: tf.Tensor
-    ) -> Diagnosis:
+    def _diagnose(self, method: Method, start: SiteValues, *limits: tf.Tensor) -> Diagnosis:
+        """Inference and a look at where it ended, compiled: the prior for this model, the rest for every
+        model with this likelihood."""
+        self.sites.require_rows(self.data[0])
+        prior = Prior(*call_compiled(self, "prior", lambda model: model.prior()))
         return self._run(("infer", method.key), with_diagnosis(method), prior, start, *limits)
 
     def _run(
@@ -101,14 +104,14 @@ class CollapsedModel(SiteModel):
         start: SiteValues,
         *limits: tf.Tensor,
     ) -> Any:
-        """``function`` on this model's prior and data, compiled once."""
+        """``function`` on a prior, this model's data and sites, compiled once."""
         signature = (key, self.num_latent_gps, prior.K.shape[0], prior.K.dtype)
         arguments = (*prior, *self._data_tensors(), *start, *limits)
         return call_compiled(self.likelihood, signature, function, *arguments)
 
-    def _refuse_start(self, prior: Prior, found: Diagnosis) -> None:
+    def _refuse_start(self, found: Diagnosis) -> None:
         """Say why inference could not start from these sites."""
-        self._refuse_invalid(prior, found.q)
+        self._refuse_invalid(self.prior(), found.q)
         X, Y = self._data_tensors()
         E = expectation_gradients(self.likelihood, X, found.q.mean, found.q.variance, Y)
         self._refuse_non_finite(found.q, E.value, E.mean, E.variance)
@@ -247,12 +250,11 @@ class CollapsedModel(SiteModel):
     def _solve_again(self) -> Solution:
         """``λ*`` for the present hyperparameters by the graph of :meth:`infer`, from warm, then cold."""
         method = self._method()
-        prior = Prior(*(tf.stop_gradient(x) for x in self.prior()))
         warm = self.sites.values
         found = []
         for start in (warm, SiteValues(*(tf.zeros_like(x) for x in warm))):
-            limits = self._training_limits(prior.K.dtype)
-            found.append(self._diagnose(method, prior, start, *limits).solution)
+            limits = self._training_limits(start.lambda_1.dtype)
+            found.append(self._diagnose(method, start, *limits).solution)
             if found[-1].residual <= ACCEPTABLE_RESIDUAL:
                 break
         return min(found, key=lambda solution: float(solution.residual))

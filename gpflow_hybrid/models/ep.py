@@ -9,7 +9,7 @@ from gpflow.kernels import Kernel
 from gpflow.likelihoods import Likelihood
 from gpflow.mean_functions import MeanFunction
 
-from ..inference.common import Method, Prior
+from ..inference.common import Method
 from ..inference.propagation import expectation_propagation, log_marginal_likelihood
 from ..inference.reports import Diagnosis
 from ..objectives import check_positive_power
@@ -62,10 +62,10 @@ class EPModel(CollapsedModel):
     def _method(self) -> Method:
         return expectation_propagation(self.alpha)
 
-    def _refuse_start(self, prior: Prior, found: Diagnosis) -> None:
-        self._refuse_invalid(prior, found.q)
+    def _refuse_start(self, found: Diagnosis) -> None:
+        self._refuse_invalid(self.prior(), found.q)
         self._require_cavities(found.q, self.sites.values, self.alpha)
-        super()._refuse_start(prior, found)
+        super()._refuse_start(found)
 
     @check_shapes("return: []")
     @tf.autograph.experimental.do_not_convert

@@ -18,6 +18,7 @@ from ..linalg import marginals
 from ..models import CollapsedModel, CVIModel
 from ..objectives import Objective, power_of
 from ..sites import SiteValues
+from . import interrupts
 from .state import Arrays, identity_of, optimizer_variables
 from .steps import (
     EStep,
@@ -87,6 +88,16 @@ class Alternation:
             if isinstance(self.m_step_settings, GradientSteps)
             else None
         )
+        trained = {id(v) for v in self.variables}
+        self._named_parameters = {
+            path: parameter
+            for path, parameter in parameter_dict(model).items()
+            if id(getattr(parameter, "unconstrained_variable", parameter)) in trained
+        }
+        self._compiled_hyperparameters = tf.function(
+            lambda: [tf.convert_to_tensor(p) for p in self._named_parameters.values()],
+            autograph=False,
+        )
         self._compiled_e_steps = tf.function(self._natural_gradient_steps, autograph=False)
         self._compiled_m_steps = tf.function(self._gradient_steps, autograph=False)
         self._compiled_gradient = tf.function(self._loss_and_gradient, autograph=False)
@@ -112,7 +123,20 @@ class Alternation:
         return EStepOutcome(settings.num_steps, float(residual))
 
     def m_step(self) -> MStepOutcome:
-        """Move the trainable hyperparameters at fixed λ; nothing else changes."""
+        """Move the trainable hyperparameters at fixed λ; nothing else changes.
+
+        Where the objective is not finite, :class:`~gpflow_hybrid.NonFiniteError`, and nothing has
+        changed.
+        """
+        before = self._arrays()
+        try:
+            return self._move_hyperparameters()
+        except NonFiniteError:
+            self._restore(before)
+            raise
+
+    def _move_hyperparameters(self) -> MStepOutcome:
+        """:meth:`m_step`, left where the objective is not finite."""
         if not self.variables:
             raise InvalidDataError(
                 "The model has no trainable hyperparameters: there is no M-step. Make some trainable "
@@ -120,9 +144,12 @@ class Alternation:
             )
         self.model.sites.release()
         if self.optimizer is not None:
-            before, after, norm = self._compiled_m_steps()
-            return MStepOutcome(float(before), float(after), float(norm))
-        return self._lbfgs()
+            moved = MStepOutcome(*(float(x) for x in self._compiled_m_steps()))
+        else:
+            moved = self._lbfgs()
+        if not np.isfinite(moved).all():
+            raise NonFiniteError("The objective or its gradient is not finite in the M-step.")
+        return moved
 
     def _lbfgs(self) -> MStepOutcome:
         """L-BFGS-B; where there is no objective, a wall from which its line search backs away."""
@@ -130,6 +157,7 @@ class Alternation:
         values: list[float] = []
 
         def evaluate(x: npt.NDArray[Any]) -> tuple[float, npt.NDArray[Any]]:
+            interrupts.check()
             found = self._compiled_gradient(tf.constant(x, tf.float64))
             loss, gradient = (t.numpy().astype(np.float64) for t in found)
             if not np.isfinite(loss) or not np.isfinite(gradient).all():
@@ -242,19 +270,14 @@ class Alternation:
     # Everything that the steps change.
 
     def _hyperparameters(self) -> dict[str, npt.NDArray[Any]]:
-        trained = {id(v) for v in self.variables}
-        return {
-            path: p.numpy()
-            for path, p in parameter_dict(self.model).items()
-            if id(getattr(p, "unconstrained_variable", p)) in trained
-        }
+        values = self._compiled_hyperparameters()
+        return dict(zip(self._named_parameters, (x.numpy() for x in values), strict=True))
 
     def _arrays(self) -> Arrays:
         """Everything that training changes."""
         named = {f"variable:{i}": v for i, v in enumerate(self.variables)}
         named |= {f"optimizer:{i}": v for i, v in enumerate(optimizer_variables(self.optimizer))}
-        sites = self.model.sites
-        named |= {"lambda_1": sites.lambda_1, "lambda_2": sites.lambda_2}
+        named |= self.model.sites.values._asdict()
         return {name: np.array(value) for name, value in named.items()}
 
     def _restore(self, arrays: Arrays) -> None:

@@ -52,6 +52,12 @@ def write(directory: Path, checkpoint: Checkpoint) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def clear_leftovers(directory: Path) -> None:
+    """Remove what a process left that was killed while it was writing."""
+    for path in directory.glob(f"{FILE_NAME}.*.tmp"):
+        path.unlink(missing_ok=True)
+
+
 def exists(directory: Path) -> bool:
     """Whether there is a checkpoint, good or bad."""
     return (directory / FILE_NAME).exists()

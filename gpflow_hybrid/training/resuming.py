@@ -20,28 +20,48 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
+class RandomState:
+    """NumPy's global generator and TensorFlow's."""
+
+    arrays: Arrays
+    document: dict[str, Any]
+
+    @classmethod
+    def now(cls) -> RandomState:
+        """As they are."""
+        kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+        tensorflow = tf.random.get_global_generator().state.numpy()
+        document = {
+            "kind": kind,
+            "position": int(position),
+            "has_gauss": int(has_gauss),
+            "gauss": float(gauss),
+        }
+        return cls({"numpy": np.asarray(keys), "tensorflow": tensorflow}, document)
+
+    def restore(self) -> None:
+        """Back to what they were."""
+        document = self.document
+        np.random.set_state(
+            (
+                document["kind"],
+                self.arrays["numpy"],
+                document["position"],
+                document["has_gauss"],
+                document["gauss"],
+            )
+        )
+        tf.random.get_global_generator().state.assign(self.arrays["tensorflow"])
+
+
+@dataclasses.dataclass(frozen=True)
 class SavedRun:
     """What a checkpoint holds."""
 
     progress: Progress
     best_by: str | None
     log_dir: str | None
-    random: Arrays
-    random_document: dict[str, Any]
-
-    def restore_random_state(self) -> None:
-        """NumPy's global generator and TensorFlow's."""
-        document = self.random_document
-        np.random.set_state(
-            (
-                document["kind"],
-                self.random["numpy"],
-                document["position"],
-                document["has_gauss"],
-                document["gauss"],
-            )
-        )
-        tf.random.get_global_generator().state.assign(self.random["tensorflow"])
+    random: RandomState
 
 
 class CheckpointStore:
@@ -73,6 +93,8 @@ class CheckpointStore:
                 f"{path} has the checkpoint of another run. Pass resume=True to go on with it, or "
                 "another checkpoint_dir. It was not overwritten."
             )
+        if resume:
+            checkpoints.clear_leftovers(path)
         return cls(path, identity, resume)
 
     def load(self) -> SavedRun | None:
@@ -104,22 +126,21 @@ class CheckpointStore:
             ),
             best_by=found.document["best_by"],
             log_dir=found.document["log_dir"],
-            random=groups["random"],
-            random_document=found.document["random"],
+            random=RandomState(groups["random"], found.document["random"]),
         )
+
+    def random_state(self) -> RandomState | None:
+        """The generators as they are, if they will be saved."""
+        return None if self.directory is None else RandomState.now()
 
     def save(self, trainer: VEMTrainer, run: Run) -> None:
         """Write the run as of its last complete iteration."""
         if self.directory is None:
             return
-        kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
-        progress = run.progress
+        random, progress = RandomState.now(), run.progress
         arrays: dict[str, Any] = {f"good/{k}": v for k, v in progress.good.items()}
         arrays |= {f"best/{k}": v for k, v in (progress.best or {}).items()}
-        arrays |= {
-            "random/numpy": keys,
-            "random/tensorflow": tf.random.get_global_generator().state.numpy(),
-        }
+        arrays |= {f"random/{k}": v for k, v in random.arrays.items()}
         for path in run.history[-1].hyperparameters:
             arrays[f"history/{path}"] = run.history[path]
         records = []
@@ -134,11 +155,6 @@ class CheckpointStore:
             "best_iteration": progress.best_iteration,
             "best_by": trainer.stopping.best_by,
             "log_dir": None if log_dir is None else str(log_dir),
-            "random": {
-                "kind": kind,
-                "position": int(position),
-                "has_gauss": int(has_gauss),
-                "gauss": float(gauss),
-            },
+            "random": random.document,
         }
         checkpoints.write(self.directory, Checkpoint(arrays, document))

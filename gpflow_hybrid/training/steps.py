@@ -71,6 +71,13 @@ class GradientSteps:
     def build(self, variables: Sequence[tf.Variable]) -> Any:
         """The optimiser itself, with its state for these variables."""
         optimizer = self._optimizer()
+        others = getattr(optimizer, "_trainable_variables", None)  # Keras 3, once built
+        if getattr(optimizer, "built", False) and others is not None:
+            if {id(v) for v in others} != {id(v) for v in variables}:
+                raise InvalidDataError(
+                    "optimizer has been used with other variables and has their state: pass a new "
+                    f"{type(optimizer).__name__}."
+                )
         if hasattr(optimizer, "build"):
             optimizer.build(variables)
         elif hasattr(optimizer, "_create_all_weights"):  # tf_keras.optimizers.legacy
@@ -81,7 +88,16 @@ class GradientSteps:
         if not isinstance(self.optimizer, str):
             return self.optimizer
         kind = {"adam": tf.keras.optimizers.Adam, "sgd": tf.keras.optimizers.SGD}[self.optimizer]
-        return kind(learning_rate=self.lr)
+        try:
+            optimizer = kind(learning_rate=self.lr)
+            float(optimizer.learning_rate)  # a schedule of another library fails only when called
+            return optimizer
+        except (TypeError, ValueError) as error:
+            raise InvalidDataError(
+                f"lr must be a positive number or a schedule of {kind.__module__.split('.')[0]}, which "
+                f'"{self.optimizer}" is made with; found {type(self.lr).__name__}. Other schedules go '
+                "with an optimiser of their own library, given as an object."
+            ) from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,5 +122,6 @@ def check_count(value: Any, name: str) -> None:
 
 def check_positive(value: Any, name: str) -> None:
     """Refuse what is not a positive number."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not float(value) > 0.0:
-        raise InvalidDataError(f"{name} must be a positive number; found {value!r}.")
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not number or not 0.0 < float(value) < float("inf"):
+        raise InvalidDataError(f"{name} must be a positive, finite number; found {value!r}.")

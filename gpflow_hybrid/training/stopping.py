@@ -290,9 +290,9 @@ class Drift(StoppingRule):
             "drift",
             f"In each of the last {self.window} iterations the M-step raised the objective at fixed "
             "sites and the E-step took back more: alternation is drifting away from the optimum of "
-            "the objective as a function of the hyperparameters. The best iteration was restored. "
-            "The collapsed objective has no such drift: gpflow.optimizers.Scipy().minimize("
-            "model.training_loss, model.trainable_variables).",
+            "the objective as a function of the hyperparameters. The collapsed objective has no such "
+            "drift: gpflow.optimizers.Scipy().minimize(model.training_loss, "
+            "model.trainable_variables), with model.objective set to what was trained here.",
         )
 
 

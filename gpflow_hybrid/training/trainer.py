@@ -11,18 +11,25 @@ from pathlib import Path
 import gpflow
 import numpy as np
 import tensorflow as tf
-from gpflow.utilities import parameter_dict
 
 from ..errors import InvalidDataError, InvalidPosteriorError, NonFiniteError
 from ..models import CollapsedModel, CVIModel
 from ..objectives import Objective
+from . import interrupts
 from . import progress as progress_bars
 from .alternation import Alternation, EStepOutcome, MStepOutcome
 from .history import History, IterationRecord, TrainingResult
 from .monitoring import Monitoring
 from .resuming import CheckpointStore
 from .state import Progress, Run
-from .steps import EStep, GradientSteps, MStep, NaturalGradientSteps, check_count
+from .steps import (
+    EStep,
+    GradientSteps,
+    InferToConvergence,
+    MStep,
+    NaturalGradientSteps,
+    check_count,
+)
 from .stopping import Patience, StoppingRule, Verdict, as_rule, default_rules
 
 
@@ -58,14 +65,16 @@ class VEMTrainer(Alternation):
     def paper(cls, model: CVIModel, objective: Objective = "ep_like") -> VEMTrainer:
         """The paper's training details: 20 E-steps at 0.1, 20 M-steps of gradient descent at 0.001.
 
-        Sets the kernel's lengthscales and variance to ℓ = σ = 1, where the paper starts, and λ to
-        zero. The gradient descent is in GPflow's unconstrained parameters. The paper does not say
-        when to stop; this stops at the first decrease of the objective and restores what was before it.
+        Sets lengthscales and variances of stationary kernels, where they are trainable, to
+        ℓ = σ = 1, where the paper starts, and λ to zero. The gradient descent is in GPflow's
+        unconstrained parameters. The paper does not say when to stop; this stops at the first decrease
+        of the objective and restores what was before it.
         """
-        parameters = parameter_dict(model.kernel)
-        for path, parameter in parameters.items():
-            if path.endswith(("lengthscales", "variance")):
-                parameter.assign(tf.ones_like(parameter))
+        for part in (model.kernel, *model.kernel.submodules):
+            if isinstance(part, gpflow.kernels.Stationary):
+                for parameter in (part.lengthscales, part.variance):
+                    if parameter.trainable:
+                        parameter.assign(tf.ones_like(parameter))
         model.sites.reset(tf.shape(model.data[0])[0])
         return cls(
             model,
@@ -119,13 +128,32 @@ class VEMTrainer(Alternation):
             )
         identity = {} if checkpoint_dir is None else self._identity()
         store = CheckpointStore.open(checkpoint_dir, identity, resume)
+        with interrupts.deferred():
+            return self._run(
+                store, max_iterations, log_dir, image_period, monitor, checkpoint_period, progress
+            )
+
+    def _run(
+        self,
+        store: CheckpointStore,
+        max_iterations: int,
+        log_dir: str | Path | None,
+        image_period: int,
+        monitor: gpflow.monitor.Monitor | None,
+        checkpoint_period: int,
+        progress: bool | None,
+    ) -> TrainingResult:
         run = self._begin(store, log_dir, image_period, monitor)
         monitoring = run.monitoring
         bar = progress_bars.bar(max_iterations, len(run.history) - 1, progress)
         verdict = self._verdict(run.history, max_iterations)
+        before_iteration = None
         try:
             while verdict is None:
+                interrupts.check()
+                before_iteration = store.random_state()
                 self._iterate(run)
+                before_iteration = None
                 record = run.history[-1]
                 monitoring.write(record)
                 if monitor is not None:
@@ -136,6 +164,8 @@ class VEMTrainer(Alternation):
                 bar.show(record)
         except KeyboardInterrupt:
             self._restore(run.progress.good)
+            if before_iteration is not None:
+                before_iteration.restore()
             store.save(self, run)
             verdict = Verdict(
                 "interrupted",
@@ -150,7 +180,7 @@ class VEMTrainer(Alternation):
         return TrainingResult(
             history=run.history,
             status=verdict.status,
-            message=verdict.message,
+            message=verdict.message + self._remarks(run.history, kept),
             seconds=float(np.sum(run.history["seconds"])),
             num_iterations=run.history[-1].iteration,
             best_iteration=kept,
@@ -169,7 +199,7 @@ class VEMTrainer(Alternation):
         saved = store.load()
         if saved is not None:
             self._restore(saved.progress.good)
-            saved.restore_random_state()
+            saved.random.restore()
             progress = saved.progress
             if saved.best_by != self.stopping.best_by:  # other rules: the best is sought from here
                 last = progress.history[-1].iteration
@@ -189,6 +219,8 @@ class VEMTrainer(Alternation):
             monitoring = Monitoring(
                 self.model, log_dir, image_period, saved.log_dir, last_record.iteration
             )
+            if monitoring.log_dir is not None and not monitoring.log_dir.exists():
+                monitoring.write(last_record)  # killed after the checkpoint and before this
             return Run(progress, monitoring, began)
         run = Run(
             Progress(History(), self._arrays()),
@@ -196,7 +228,10 @@ class VEMTrainer(Alternation):
             began,
         )
         with self._guard(run, 0):
-            self._finish_iteration(run, 0, self.e_step(), None)
+            inferred = self.e_step()
+            interrupts.check()
+            self._finish_iteration(run, 0, inferred, None)
+        store.save(self, run)  # first, so that the run knows its log_dir again if it is killed
         run.monitoring.write(run.history[-1])
         if monitor is not None:
             monitor(0)
@@ -206,10 +241,11 @@ class VEMTrainer(Alternation):
     def _iterate(self, run: Run) -> None:
         iteration = run.history[-1].iteration + 1
         with self._guard(run, iteration):
-            moved = self.m_step()
-            if not np.isfinite([moved.before, moved.after, moved.gradient_norm]).all():
-                raise NonFiniteError("The objective or its gradient is not finite in the M-step.")
-            self._finish_iteration(run, iteration, self.e_step(), moved)
+            moved = self._move_hyperparameters()
+            interrupts.check()
+            inferred = self.e_step()
+            interrupts.check()
+            self._finish_iteration(run, iteration, inferred, moved)
 
     def _finish_iteration(
         self,
@@ -280,6 +316,21 @@ class VEMTrainer(Alternation):
         except BaseException:
             self._restore(run.progress.good)
             raise
+
+    def _remarks(self, history: History, kept: int) -> str:
+        """What a user should know beside why training stopped."""
+        remarks = ""
+        if kept != history[-1].iteration:
+            remarks += (
+                f" The model is as after iteration {kept}, the best by {self.stopping.best_by}."
+            )
+        settings, residual = self.e_step_settings, history[kept].e_residual
+        if isinstance(settings, InferToConvergence) and residual > settings.tolerance:
+            remarks += (
+                f" The E-step there did not converge (residual {residual:.1e}): model.infer() says "
+                "why."
+            )
+        return remarks
 
     def _verdict(self, history: History, max_iterations: int) -> Verdict | None:
         if not self.variables:

@@ -28,6 +28,7 @@ from gpflow_hybrid.training import (
     TimeBudget,
     VEMTrainer,
 )
+from gpflow_hybrid.training.monitoring import Monitoring
 from tests.training.cases import (
     NEVER,
     PROBIT,
@@ -207,6 +208,51 @@ def test_an_interrupted_run_goes_on(
     assert first.num_iterations == 3
     result = scramble(trainer).fit(6, resume=True, **kept)
     assert_is_whole(trainer, result, whole)
+
+
+def test_an_interrupted_iteration_gives_its_random_numbers_back(
+    trainer: VEMTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt_after_drawing() -> None:
+        np.random.normal()
+        tf.random.get_global_generator().normal([])
+        raise KeyboardInterrupt
+
+    restart(trainer)
+    monkeypatch.setattr(trainer, "_move_hyperparameters", interrupt_after_drawing)
+    np.random.seed(1)
+    tf.random.get_global_generator().reset_from_seed(1)
+    expected = np.random.get_state()[1].copy(), tf.random.get_global_generator().state.numpy()
+    trainer.fit(3, checkpoint_dir=tmp_path, progress=False)
+    np.testing.assert_array_equal(np.random.get_state()[1], expected[0])
+    np.testing.assert_array_equal(tf.random.get_global_generator().state, expected[1])
+
+
+def test_what_a_killed_write_left_is_removed_on_resumption(
+    trainer: VEMTrainer, tmp_path: Path
+) -> None:
+    left = tmp_path / f"{FILE}.123.tmp"
+    left.write_bytes(b"half")
+    restart(trainer).fit(1, checkpoint_dir=tmp_path, progress=False)
+    assert left.exists()  # it may be another run's
+    trainer.fit(2, checkpoint_dir=tmp_path, resume=True, progress=False)
+    assert not left.exists()
+
+
+def test_a_log_dir_is_known_before_anything_is_written(
+    trainer: VEMTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise ZeroDivisionError
+
+    arguments = {"log_dir": tmp_path / "log", "checkpoint_dir": tmp_path, "progress": False}
+    with monkeypatch.context() as patch:
+        patch.setattr(Monitoring, "write", killed)
+        with pytest.raises(ZeroDivisionError):
+            restart(trainer).fit(2, **arguments)
+    result = trainer.fit(2, resume=True, **arguments)
+    assert result.log_dir == str(tmp_path / "log")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["log", FILE]
 
 
 @pytest.mark.parametrize(("period", "saved"), [(1, 4), (2, 4), (3, 3), (9, 0)])

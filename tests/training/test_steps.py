@@ -203,7 +203,8 @@ def test_sites_that_followed_a_training_loss_are_fixed_too() -> None:
     # Where there is no objective, nothing is moved.
     model.kernel.lengthscales.unconstrained_variable.assign(-2000.0)  # softplus is exactly zero
     before = values(model)
-    assert np.isnan(trainer.m_step().after)
+    with pytest.raises(gh.NonFiniteError):
+        trainer.m_step()
     assert_identical(values(model), before)
 
 
@@ -406,6 +407,38 @@ def test_the_papers_preset_is_the_papers_procedure() -> None:
 
 # Refusals
 
+FOREIGN_SCHEDULE = tf_keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
+
+
+def used_elsewhere() -> keras.optimizers.Optimizer:
+    optimizer = keras.optimizers.Adam(0.1)
+    optimizer.build([tf.Variable(1.0)])
+    return optimizer
+
+
+def test_a_failed_m_step_changes_nothing() -> None:
+    trainer = VEMTrainer(build(), "elbo", m_step=GradientSteps(3, "adam", 1e200))
+    trainer.e_step()
+    before = trainer._arrays()
+    with pytest.raises(gh.NonFiniteError, match="not finite in the M-step"):
+        trainer.m_step()
+    assert_identical(trainer._arrays(), before)
+
+
+def test_the_papers_preset_leaves_other_parameters_alone() -> None:
+    white, linear = gpflow.kernels.White(0.3), gpflow.kernels.Linear(0.4)
+    fixed = gpflow.kernels.RBF(variance=2.0, lengthscales=3.0)
+    gpflow.set_trainable(fixed.variance, False)
+    kernel = gpflow.kernels.Matern32(5.0, 6.0) + white + linear * fixed
+    VEMTrainer.paper(gh.CVIModel(binary(), kernel, PROBIT))
+    first = kernel.kernels[0]
+    assert first.variance.numpy() == first.lengthscales.numpy() == fixed.lengthscales.numpy() == 1.0
+    assert (white.variance.numpy(), linear.variance.numpy(), fixed.variance.numpy()) == (
+        pytest.approx(0.3),
+        pytest.approx(0.4),
+        pytest.approx(2.0),
+    )
+
 
 @pytest.mark.parametrize(
     ("make", "match"),
@@ -422,11 +455,26 @@ def test_the_papers_preset_is_the_papers_procedure() -> None:
         (lambda: NaturalGradientSteps(0), "num_steps must be a positive integer; found 0"),
         (lambda: NaturalGradientSteps(5, 0.0), r"lr must be a number in \(0, 1\]; found 0"),
         (lambda: NaturalGradientSteps(5, 1.5), r"lr must be a number in \(0, 1\]; found 1\.5"),
-        (lambda: InferToConvergence(0.0), "tolerance must be a positive number; found 0"),
+        (lambda: InferToConvergence(0.0), "tolerance must be a positive, finite number; found 0"),
         (lambda: InferToConvergence(1e-6, -1), "max_steps must be a positive integer; found -1"),
         (lambda: GradientSteps(2.5), r"num_steps must be a positive integer; found 2\.5"),
         (lambda: GradientSteps(5, "newton"), r'optimizer must be "adam", "sgd".*\'newton\''),
-        (lambda: GradientSteps(5, "sgd", -0.1), r"lr must be a positive number; found -0\.1"),
+        (
+            lambda: GradientSteps(5, "sgd", -0.1),
+            r"lr must be a positive, finite number; found -0\.1",
+        ),
+        (
+            lambda: GradientSteps(5, "adam", np.inf),
+            "lr must be a positive, finite number; found inf",
+        ),
+        (
+            lambda: VEMTrainer(build(), m_step=GradientSteps(5, "adam", FOREIGN_SCHEDULE)),
+            "lr must be a positive number or a schedule of keras.*found ExponentialDecay",
+        ),
+        (
+            lambda: VEMTrainer(build(), m_step=GradientSteps(5, used_elsewhere())),
+            "optimizer has been used with other variables.*pass a new Adam",
+        ),
         (lambda: GradientSteps(5, gpflow.optimizers.Scipy()), r"For L-BFGS use LBFGSSteps\(\)"),
         (lambda: LBFGSSteps(True), "num_steps must be a positive integer; found True"),
     ],

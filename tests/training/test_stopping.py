@@ -336,12 +336,12 @@ def test_the_default_rules_on_a_climb_a_fall_and_a_plateau() -> None:
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda: ObjectiveTolerance(0.0), "tolerance must be a positive number; found 0"),
+        (lambda: ObjectiveTolerance(0.0), "tolerance must be a positive, finite number; found 0"),
         (lambda: ObjectiveTolerance(1e-3, 0), "window must be a positive integer; found 0"),
-        (lambda: HyperparameterTolerance(-1.0), "tolerance must be a positive number"),
+        (lambda: HyperparameterTolerance(-1.0), "tolerance must be a positive, finite number"),
         (lambda: HyperparameterTolerance(1e-3, 1.5), "window must be a positive integer"),
         (lambda: Patience(0), "num_iterations must be a positive integer; found 0"),
-        (lambda: TimeBudget(NAN), "seconds must be a positive number; found nan"),
+        (lambda: TimeBudget(NAN), "seconds must be a positive, finite number; found nan"),
         (lambda: HeldOutDensity(binary(), 0), "patience must be a positive integer; found 0"),
         (lambda: HeldOutDensity(np.ones(3)), r"data must be a pair \(X, Y\); found ndarray"),
         (lambda: Drift(-1), "window must be a positive integer; found -1"),
