@@ -17,6 +17,7 @@ from .evidence import (
     compare_evidence,
 )
 from .inference.reports import InferenceResult
+from .linalg import linear_algebra, set_linear_algebra
 from .models import CollapsedModel, CVIModel, EPModel, LaplaceModel, SiteModel
 from .posteriors import SitePosterior
 from .sites import Sites
@@ -52,5 +53,7 @@ __all__ = [
     "errors",
     "evidence",
     "likelihoods",
+    "linear_algebra",
+    "set_linear_algebra",
     "training",
 ]

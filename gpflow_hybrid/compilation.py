@@ -13,9 +13,21 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from .linalg.backends import backend
+
 _CACHE: weakref.WeakKeyDictionary[tf.Module, dict[Hashable, Any]] = weakref.WeakKeyDictionary()
 _MAX_ENTRIES = 16
 _VALUES = (bool, int, float, str, bytes, type(None))
+
+
+def subgraph(function: Callable[..., Any], **arguments: Any) -> Any:
+    """``function`` as a part of larger graphs, traced and optimised once however often it is used.
+
+    TensorFlow would paste a copy of it into each place, and optimise every one.
+    """
+    return tf.function(
+        function, autograph=False, experimental_attributes={"_noinline": True}, **arguments
+    )
 
 
 def fingerprint(module: tf.Module) -> Hashable:
@@ -44,11 +56,11 @@ def call_compiled(
 ) -> Any:
     """``function(owner, *args)`` as a compiled graph, unseen by any gradient tape.
 
-    The graph is reused while ``key`` and the owner's fingerprint stay the same; the cache holds no
-    strong reference to the owner.
+    The graph is reused while ``key``, the linear algebra and the owner's fingerprint stay the same; the
+    cache holds no strong reference to the owner.
     """
     entries = _CACHE.setdefault(owner, {})
-    full_key = (key, fingerprint(owner))
+    full_key = (key, backend().name, fingerprint(owner))
     if full_key not in entries:
         while len(entries) >= _MAX_ENTRIES:
             entries.pop(next(iter(entries)))

@@ -6,10 +6,19 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 from gpflow.base import TensorType
-from gpflow.kernels import Kernel, MultioutputKernel, SeparateIndependent, SharedIndependent
+from gpflow.kernels import (
+    IsotropicStationary,
+    Kernel,
+    MultioutputKernel,
+    Product,
+    SeparateIndependent,
+    SharedIndependent,
+    Sum,
+)
 from gpflow.mean_functions import MeanFunction
 
 from .errors import InvalidDataError
+from .linalg import backend, squared_distances
 
 
 def latent_kernels(kernel: Kernel) -> Sequence[Kernel]:
@@ -38,6 +47,35 @@ def covariance(kernel: Kernel, X: TensorType, X2: TensorType | None = None) -> t
         return K
     diagonal = tf.stack([k(X, full_cov=False) for k in latent_kernels(kernel)], axis=-2)
     return tf.linalg.set_diag(K, diagonal)
+
+
+def data_covariance(kernel: Kernel, X: tf.Tensor) -> tf.Tensor:
+    """:func:`covariance` of the data, ``[L or 1, N, N]``, with the linear algebra of the moment."""
+    if backend().name != "lapack":
+        return covariance(kernel, X)
+    matrices = [_matrix(k, X) for k in latent_kernels(kernel)]
+    return matrices[0][None] if len(matrices) == 1 else tf.stack(matrices)
+
+
+def _matrix(kernel: Kernel, X: tf.Tensor) -> tf.Tensor:
+    """``k(X, X)`` with the kernel's own function of the distance, and distances by BLAS."""
+    if isinstance(kernel, (Sum, Product)):
+        return kernel._reduce([_matrix(k, X) for k in kernel.kernels])
+    if not isinstance(kernel, IsotropicStationary) or _has_own_distance(kernel):
+        return tf.linalg.set_diag(kernel(X), kernel(X, full_cov=False))
+    if not (isinstance(kernel.active_dims, slice) and kernel.active_dims == slice(None)):
+        X, _ = kernel.slice(X, None)
+    if kernel.ard:
+        return kernel.K_r2(squared_distances(kernel.scale(X)))
+    return kernel.K_r2(squared_distances(X) / tf.square(kernel.lengthscales))
+
+
+def _has_own_distance(kernel: IsotropicStationary) -> bool:
+    """Whether a subclass has changed how a stationary kernel is made of its distance."""
+    return any(
+        getattr(type(kernel), name) is not getattr(IsotropicStationary, name)
+        for name in ("__call__", "K", "scaled_squared_euclid_dist", "scale", "K_diag")
+    )
 
 
 def variance(kernel: Kernel, X: TensorType) -> tf.Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import gpflow
 import numpy as np
 import pytest
@@ -9,8 +11,21 @@ import tensorflow as tf
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from gpflow_hybrid.linalg import covariance_from_factors, factorise, marginals, site_posterior
+from gpflow_hybrid.linalg import (
+    covariance_from_factors,
+    factorise,
+    linear_algebra,
+    marginals,
+    site_posterior,
+)
 from tests import reference
+
+
+@pytest.fixture(scope="module", params=["lapack", "tensorflow"], autouse=True)
+def _linear_algebra(request: pytest.FixtureRequest) -> Iterator[None]:
+    with linear_algebra(request.param):
+        yield
+
 
 SIGNS = ["positive", "mixed", "zero", "negative"]
 

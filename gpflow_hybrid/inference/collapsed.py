@@ -19,7 +19,7 @@ from gpflow.likelihoods import Likelihood
 from .. import objectives
 from ..likelihoods.expectations import expectation_gradients, expected_log_site
 from ..likelihoods.ratios import log_expected_ratio
-from ..linalg import marginals, matvec
+from ..linalg import EvaluatedCovariance, marginals, matvec
 from ..sites import SiteValues
 from .common import (
     Collapse,
@@ -31,6 +31,7 @@ from .common import (
     unpack,
     with_total_gradient,
 )
+from .newton import HostNewtonSystem, NewtonSystem
 from .reports import quadrature_error
 from .variational import Evaluation, Problem, infer_newton, residual_of
 
@@ -49,15 +50,19 @@ def collapse(alpha: float, likelihood: Likelihood, *tensors: tf.Tensor) -> Colla
     """
     *parts, warm, tolerance, max_steps = unpack(likelihood, *tensors)
     problem = Problem(*parts)
-    solution = from_warm_start(
+    solution, at = from_warm_start(
         lambda start: problem.newton(start, tolerance, max_steps), warm, by_value=True
     )
     if alpha == 0.0:
-        return no_weights(solution)
-    return Collapse(solution, _weights(problem, problem.evaluate(solution.sites), alpha))
+        return no_weights(solution, at.known)
+    system = problem.newton_system(at)
+    weights = _weights(problem, at, system, alpha)
+    return Collapse(solution, weights, EvaluatedCovariance(at.known.posterior, system.Sigma))
 
 
-def _weights(problem: Problem, at: Evaluation, alpha: float) -> Residual:
+def _weights(
+    problem: Problem, at: Evaluation, system: NewtonSystem | HostNewtonSystem, alpha: float
+) -> Residual:
     """``w = J⁻ᵀ ∂L_α/∂λ`` in the coordinates ``a = δλ₁ − m δλ₂``, ``b = δλ₂``."""
     X, Y = problem.data
     m, v = at.q.mean, at.q.variance
@@ -73,18 +78,11 @@ def _weights(problem: Problem, at: Evaluation, alpha: float) -> Residual:
     d_m, d_v, d_1, d_2 = (tf.transpose(g) for g in gradients)
     # ∂m/∂λ₁ = Σ, ∂m/∂λ₂ = −Σ diag(m), ∂v/∂λ₂ = −Σ∘Σ; ∂log Z/∂λ = (m, −½(m² + v))
     m, v = tf.transpose(m), tf.transpose(v)
-    d_1 = d_1 + m + matvec(at.Sigma, d_m)
-    d_2 = (
-        d_2
-        - 0.5 * (tf.square(m) + v)
-        - m * matvec(at.Sigma, d_m)
-        - matvec(tf.square(at.Sigma), d_v)
-    )
-    system = problem.newton_system(at)
-    ra, rb = d_1, d_2 + m * d_1
-    wa, wb = system.transpose_solve(ra, rb, tolerance=1e-10)
-    found = tf.stack(system.transpose_apply(wa, wb))
-    error = tf.norm(found - tf.stack([ra, rb])) / tf.norm(tf.stack([ra, rb]))
+    Sigma = system.Sigma
+    Sigma_d_m = matvec(Sigma, d_m)
+    d_1 = d_1 + m + Sigma_d_m
+    d_2 = d_2 - 0.5 * (tf.square(m) + v) - m * Sigma_d_m - matvec(tf.square(Sigma), d_v)
+    wa, wb, error = system.transpose_solve(d_1, d_2 + m * d_1, tolerance=1e-10)
     tf.cond(error > GRADIENT_ERROR, lambda: tf.print(NOT_EXACT, error), tf.no_op)
     return Residual(tf.transpose(wa), tf.transpose(wb))
 
@@ -94,7 +92,7 @@ def surrogate(
 ) -> tf.Tensor:
     """``L_α(λ*, θ)`` with the gradient of the collapsed objective, by plain automatic differentiation."""
     sites = SiteValues(*(tf.stop_gradient(x) for x in collapsed.solution.sites))
-    q = marginals(prior.K, prior.mean, *sites)
+    q = marginals(prior.K, prior.mean, *sites, collapsed.known)
     if alpha == 0.0:
         return objectives.elbo(q, sites, likelihood, data)
 

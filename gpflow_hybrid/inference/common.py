@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 from gpflow.base import RegressionData
 from gpflow.likelihoods import Likelihood
 
-from ..linalg import Marginals
+from ..compilation import subgraph
+from ..linalg import Known, Marginals
 from ..sites import SiteValues
 
 # Status of a finished loop.
@@ -52,6 +52,8 @@ class Collapse(NamedTuple):
 
     solution: Solution
     weights: Residual
+    known: Known | None = None
+    """The posterior at ``λ*``, where the iteration has it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,9 +100,9 @@ def with_total_gradient(value: tf.Tensor, weights: Residual, residual: Residual)
     )
 
 
-def no_weights(solution: Solution) -> Collapse:
+def no_weights(solution: Solution, known: Known | None = None) -> Collapse:
     """The collapse of an objective that is stationary in λ at the solution."""
-    return Collapse(solution, Residual(*(tf.zeros_like(x) for x in solution.sites)))
+    return Collapse(solution, Residual(*(tf.zeros_like(x) for x in solution.sites)), known)
 
 
 def relative_norm(q: Marginals, found: Residual, said: Residual) -> tf.Tensor:
@@ -125,30 +127,22 @@ def is_valid(q: Marginals) -> tf.Tensor:
 
 
 def from_warm_start(
-    solve: Callable[[SiteValues], Solution], warm: SiteValues, *, by_value: bool
-) -> Solution:
+    solve: Callable[[SiteValues], tuple[Solution, Any]], warm: SiteValues, *, by_value: bool
+) -> tuple[Solution, Any]:
     """``solve(warm)``; if that does not come near a solution, ``solve(0)`` as well, and the better.
 
     A warm start can be a bad one after a long step in the hyperparameters.
 
+    :param solve: returns what it found and whatever else is known there.
     :param by_value: whether the better is the one of higher value, or of smaller residual.
     """
-    cold = SiteValues(*(tf.zeros_like(x) for x in warm))
+    solve = subgraph(solve)
+    first = solve(warm)
 
-    def attempt(count: tf.Tensor, best: Solution) -> tuple[tf.Tensor, Solution]:
-        first = tf.equal(count, 0)
-        start = tf.nest.map_structure(lambda x, y: tf.where(first, x, y), warm, cold)
-        new = solve(start)
-        higher = new.value > best.value if by_value else new.residual < best.residual
-        better = first | higher | ~tf.math.is_finite(best.value)
-        return count + 1, tf.nest.map_structure(lambda x, y: tf.where(better, x, y), new, best)
+    def better() -> tuple[Solution, Any]:
+        second = solve(SiteValues(*(tf.zeros_like(x) for x in warm)))
+        old, new = first[0], second[0]
+        higher = new.value > old.value if by_value else new.residual < old.residual
+        return tf.cond(higher | ~tf.math.is_finite(old.value), lambda: second, lambda: first)
 
-    infinite = tf.constant(np.inf, warm.lambda_1.dtype)
-    zero = tf.constant(0)
-    nothing = Solution(cold, zero, zero, zero, -infinite, infinite)
-    _, solution = tf.while_loop(
-        lambda count, best: (count < 2) & (best.residual > ACCEPTABLE_RESIDUAL),
-        attempt,
-        (zero, nothing),
-    )
-    return solution
+    return tf.cond(first[0].residual > ACCEPTABLE_RESIDUAL, better, lambda: first)

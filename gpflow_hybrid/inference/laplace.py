@@ -18,13 +18,13 @@ from gpflow.base import RegressionData, TensorType
 from gpflow.likelihoods import Likelihood, ScalarLikelihood
 
 from ..linalg import (
+    EvaluatedCovariance,
     Marginals,
     add_prior_mean,
-    covariance_apply,
-    factorise,
+    evaluate,
     marginals,
+    matvec,
     offset_sites,
-    posterior_from_factors,
 )
 from ..sites import SiteValues
 from .common import (
@@ -210,19 +210,24 @@ def collapse(likelihood: Likelihood, *tensors: tf.Tensor) -> Collapse:
     """
     prior, likelihood, data, warm, tolerance, max_steps = unpack(likelihood, *tensors)
     problem = Problem(prior, likelihood, data)
-    solution = from_warm_start(
-        lambda start: problem.newton(start, tolerance, max_steps), warm, by_value=True
+    solution, _ = from_warm_start(
+        lambda start: (problem.newton(start, tolerance, max_steps), ()), warm, by_value=True
     )
     K, mean = problem.prior
     r, lam = offset_sites(mean, *solution.sites)
-    factors = factorise(K, lam)
-    q = add_prior_mean(posterior_from_factors(K, factors, r, lam), mean, *solution.sites)
+    known = evaluate(K, r, lam)
+    q = add_prior_mean(known.posterior, mean, *solution.sites)
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(q.mean)
         second = point_values(likelihood, data[0], q.mean, data[1]).second
     third = tape.gradient(second, q.mean, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-    wa = 0.5 * covariance_apply(K, factors, tf.transpose(third * q.variance))
-    return Collapse(solution, Residual(tf.transpose(wa), -0.5 * q.variance))
+    Sigma = known.covariance(K, lam)
+    wa = 0.5 * matvec(Sigma, tf.transpose(third * q.variance))
+    return Collapse(
+        solution,
+        Residual(tf.transpose(wa), -0.5 * q.variance),
+        EvaluatedCovariance(known.posterior, Sigma),
+    )
 
 
 def surrogate(
@@ -230,7 +235,7 @@ def surrogate(
 ) -> tf.Tensor:
     """Laplace's log marginal likelihood with its total gradient, by plain automatic differentiation."""
     sites = SiteValues(*(tf.stop_gradient(x) for x in collapsed.solution.sites))
-    q = marginals(*prior, *sites)
+    q = marginals(*prior, *sites, collapsed.known)
     value = log_marginal_likelihood(q, sites, likelihood, data)
     residual = residual_of(q, sites, point_values(likelihood, data[0], q.mean, data[1]))
     return with_total_gradient(value, collapsed.weights, residual)

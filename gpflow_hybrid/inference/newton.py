@@ -18,8 +18,10 @@ import tensorflow as tf
 from gpflow.base import RegressionData
 from gpflow.likelihoods import Likelihood
 
-from ..likelihoods.expectations import expectation_gradients
-from ..linalg import matvec
+from ..likelihoods.expectations import ExpectationGradients, expectation_gradients
+from ..linalg import backend, matvec
+from ..linalg.backends import call_on_host
+from .newton_host import HostSystem
 
 STEP_TOLERANCE = 1e-4
 """Relative error of a step where the latents are coupled: exact enough for fast convergence."""
@@ -35,10 +37,26 @@ class Curvature(NamedTuple):
 
 
 def curvature(
-    likelihood: Likelihood, data: RegressionData, m: tf.Tensor, v: tf.Tensor
+    likelihood: Likelihood,
+    data: RegressionData,
+    m: tf.Tensor,
+    v: tf.Tensor,
+    known: ExpectationGradients | None = None,
 ) -> Curvature:
-    """The Hessian of every datum's ``E_q[log p]`` in its marginal means and variances."""
+    """The Hessian of every datum's ``E_q[log p]`` in its marginal means and variances.
+
+    A likelihood with exact expectations may have it as ``expectation_curvature``.
+
+    :param known: the expectations and their first derivatives at ``(m, v)``, if they are.
+    """
     X, Y = data
+    if hasattr(likelihood, "expectation_curvature"):
+        E = expectation_gradients(likelihood, X, m, v, Y) if known is None else known
+        mean_variance, variance_variance = likelihood.expectation_curvature(X, m, v, Y)
+        cross = tf.linalg.diag(mean_variance)
+        return Curvature(
+            tf.linalg.diag(2.0 * E.variance), cross, cross, tf.linalg.diag(variance_variance)
+        )
     with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
         tape.watch((m, v))
         E = expectation_gradients(likelihood, X, m, v, Y)
@@ -51,6 +69,43 @@ def curvature(
     mm, mv = (tf.stack([r[i] for r in rows[:L]], axis=1) for i in (0, 1))
     vm, vv = (tf.stack([r[i] for r in rows[L:]], axis=1) for i in (0, 1))
     return Curvature(mm, mv, vm, vv)
+
+
+class HostNewtonSystem:
+    """:class:`NewtonSystem` by SciPy, from inside a graph."""
+
+    def __init__(
+        self, Sigma: tf.Tensor, hessian: Curvature, g2: tf.Tensor, is_coupled: bool
+    ) -> None:
+        self.Sigma = Sigma
+        self.arguments = [Sigma, *hessian, tf.transpose(g2)]
+        self.is_coupled = is_coupled
+
+    def solve(self, ra: tf.Tensor, rb: tf.Tensor, damping: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        """``(J + μI)⁻¹ (ra, rb)``, ``[L, N]`` each, inexactly."""
+
+        def on_host(*arrays: Any) -> tuple[Any]:
+            Sigma, *hessian, g2, damping, r = arrays
+            system = HostSystem(Sigma, tuple(hessian), g2, damping, self.is_coupled)
+            return (system.solve(r, STEP_TOLERANCE),)
+
+        r = tf.stack([ra, rb])
+        (x,) = call_on_host(on_host, [*self.arguments, damping, r], [r.shape])
+        return tuple(tf.unstack(x))
+
+    def transpose_solve(
+        self, ra: tf.Tensor, rb: tf.Tensor, tolerance: float
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """``J⁻ᵀ (ra, rb)`` and its relative error."""
+
+        def on_host(*arrays: Any) -> tuple[Any, Any]:
+            Sigma, *hessian, g2, r = arrays
+            system = HostSystem(Sigma, tuple(hessian), g2, 0.0, self.is_coupled)
+            return system.transpose_solve(r, tolerance)
+
+        r = tf.stack([ra, rb])
+        x, error = call_on_host(on_host, [*self.arguments, r], [r.shape, []])
+        return x[0], x[1], error
 
 
 class NewtonSystem:
@@ -117,17 +172,11 @@ class NewtonSystem:
             return tuple(tf.unstack(gmres(apply, decoupled, r, STEP_TOLERANCE)))
         return tuple(tf.unstack(decoupled(r)))
 
-    def transpose_apply(self, wa: tf.Tensor, wb: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """``Jᵀ (wa, wb)`` with every coupling between latents."""
-        H = self.hessian
-        into_m = -_per_datum(H.mm, wa, True) - self.g2 * wa + 2.0 * _per_datum(H.vm, wb, True)
-        into_v = _per_datum(H.mv, wa, True) - 2.0 * _per_datum(H.vv, wb, True)
-        return wa + matvec(self.Sigma, into_m), wb + matvec(self.Sigma2, into_v)
-
     def transpose_solve(
         self, ra: tf.Tensor, rb: tf.Tensor, tolerance: float
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """``J⁻ᵀ (ra, rb)`` by preconditioned GMRES; few iterations where the latents decouple."""
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """``J⁻ᵀ (ra, rb)`` by preconditioned GMRES, few iterations where the latents decouple, and its
+        relative error."""
         M, flag = self._matrix(tf.ones((), ra.dtype))
         lu, pivots = tf.linalg.lu(tf.linalg.matrix_transpose(M))
 
@@ -138,11 +187,24 @@ class NewtonSystem:
             return tf.stack([xa - 2.0 * matvec(self.Sigma, self.vm * wb), wb])
 
         def apply(w: tf.Tensor) -> tf.Tensor:
-            return tf.stack(self.transpose_apply(*tf.unstack(w)))
+            wa, wb = tf.unstack(w)
+            H = self.hessian
+            into_m = -_per_datum(H.mm, wa, True) - self.g2 * wa + 2.0 * _per_datum(H.vm, wb, True)
+            into_v = _per_datum(H.mv, wa, True) - 2.0 * _per_datum(H.vv, wb, True)
+            return tf.stack([wa + matvec(self.Sigma, into_m), wb + matvec(self.Sigma2, into_v)])
 
-        return tuple(
-            tf.unstack(gmres(apply, precondition, tf.stack([ra, rb]) + flag, tolerance, 200))
-        )
+        r = tf.stack([ra, rb]) + flag
+        w = gmres(apply, precondition, r, tolerance, 200)
+        return w[0], w[1], tf.math.divide_no_nan(tf.norm(apply(w) - r), tf.norm(r))
+
+
+def newton_system(
+    Sigma: tf.Tensor, hessian: Curvature, g2: tf.Tensor, is_coupled: bool
+) -> HostNewtonSystem | NewtonSystem:
+    """The system at one λ, with the linear algebra of the moment."""
+    if backend().name == "lapack":
+        return HostNewtonSystem(Sigma, hessian, g2, is_coupled)
+    return NewtonSystem(Sigma, hessian, g2, is_coupled)
 
 
 def _per_datum(H: tf.Tensor, x: tf.Tensor, transpose: bool = False) -> tf.Tensor:

@@ -286,10 +286,10 @@ def collapse(alpha: float, likelihood: Likelihood, *tensors: tf.Tensor) -> Colla
     prior, likelihood, data, warm, *limits = unpack(likelihood, *tensors)
     return no_weights(
         from_warm_start(
-            lambda start: propagate(alpha, prior, likelihood, data, start, *limits),
+            lambda start: (propagate(alpha, prior, likelihood, data, start, *limits), ()),
             warm,
             by_value=False,
-        )
+        )[0]
     )
 
 

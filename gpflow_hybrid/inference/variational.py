@@ -18,18 +18,18 @@ import tensorflow as tf
 from gpflow.base import RegressionData
 from gpflow.likelihoods import Likelihood, ScalarLikelihood
 
+from ..compilation import subgraph
 from ..likelihoods.expectations import (
     ExpectationGradients,
     expectation_gradients,
     expected_log_site,
 )
 from ..linalg import (
+    Evaluated,
     Marginals,
     add_prior_mean,
-    covariance_from_factors,
-    factorise,
+    evaluate,
     offset_sites,
-    posterior_from_factors,
 )
 from ..sites import SiteValues
 from .common import (
@@ -44,7 +44,7 @@ from .common import (
     relative_norm,
     unpack,
 )
-from .newton import NewtonSystem, curvature
+from .newton import HostNewtonSystem, NewtonSystem, curvature, newton_system
 
 MAX_DAMPING = 1e10
 """Where μ gives up: the ELBO cannot be raised any more at this precision."""
@@ -89,9 +89,9 @@ def natural_gradient_steps(
 
     def body(i: tf.Tensor, at: Evaluation) -> tuple[tf.Tensor, Evaluation]:
         proposal = natural_gradient_step(at.q, at.sites, at.E, lr)
-        return i + 1, problem.evaluate(proposal, with_covariance=False)
+        return i + 1, problem.evaluate(proposal)
 
-    first = problem.evaluate(start, with_covariance=False)
+    first = problem.evaluate(start)
     _, last = tf.while_loop(
         lambda i, at: (i < num_steps) & tf.math.is_finite(at.elbo), body, (tf.constant(0), first)
     )
@@ -103,7 +103,7 @@ class Evaluation(NamedTuple):
 
     sites: SiteValues
     q: Marginals
-    Sigma: tf.Tensor  # [L, N, N]
+    known: Evaluated  # what q is made of
     E: ExpectationGradients
     elbo: tf.Tensor  # []
     noise: tf.Tensor  # the rounding error to expect in the ELBO, []
@@ -116,26 +116,22 @@ class Problem:
         self.prior = Prior(*(tf.stop_gradient(t) for t in prior))
         self.likelihood = likelihood
         self.data = (tf.convert_to_tensor(data[0]), tf.convert_to_tensor(data[1]))
-        # Each is used in several places of the graph and traced once.
-        self.evaluate = tf.function(self._evaluate, autograph=False)
-        self._gradients = tf.function(
+        self.evaluate = subgraph(self._evaluate)
+        self._gradients = subgraph(
             lambda mean, variance: expectation_gradients(
                 likelihood, self.data[0], mean, variance, self.data[1]
-            ),
-            autograph=False,
+            )
         )
-        self._curvature = tf.function(
-            lambda mean, variance: curvature(likelihood, self.data, mean, variance),
-            autograph=False,
+        self._curvature = subgraph(
+            lambda mean, variance, E: curvature(likelihood, self.data, mean, variance, E)
         )
 
-    def _evaluate(self, sites: SiteValues, with_covariance: bool = True) -> Evaluation:
+    def _evaluate(self, sites: SiteValues) -> Evaluation:
         """Posterior, expectations and ELBO at λ; a NaN ELBO where no valid q exists."""
         K, mean = self.prior
         r, lam = offset_sites(mean, *sites)
-        factors = factorise(K, lam)
-        q = add_prior_mean(posterior_from_factors(K, factors, r, lam), mean, *sites)
-        Sigma = covariance_from_factors(K, factors) if with_covariance else tf.zeros_like(K[:, :0])
+        known = evaluate(K, r, lam)
+        q = add_prior_mean(known.posterior, mean, *sites)
         ok = is_valid(q)
         nan = tf.constant(float("nan"), K.dtype)
         E = self._gradients(q.mean, q.variance)
@@ -155,12 +151,19 @@ class Problem:
         )
         eps = np.finfo(K.dtype.as_numpy_dtype).eps
         noise = eps * (100.0 * terms + 4.0 * cancelled)
-        return Evaluation(sites, q, Sigma, E, tf.where(ok & finite, elbo, nan), noise)
+        return Evaluation(sites, q, known, E, tf.where(ok & finite, elbo, nan), noise)
 
-    def newton_system(self, at: Evaluation) -> NewtonSystem:
-        return NewtonSystem(
-            at.Sigma,
-            self._curvature(at.q.mean, at.q.variance),
+    def newton_system(self, at: Evaluation) -> NewtonSystem | HostNewtonSystem:
+        """The Newton system at an evaluated λ, whose ``Sigma`` is that of q."""
+        hessian = self._curvature(at.q.mean, at.q.variance, at.E)
+        # One after the other: threads of two libraries on the same cores wait for each other. (An inlined
+        # function does not hold back what depends on it; an identity does.)
+        hessian = tf.nest.map_structure(tf.identity, hessian)
+        with tf.control_dependencies(tf.nest.flatten(hessian)):
+            Sigma = at.known.covariance(self.prior.K, tf.transpose(at.sites.lambda_2))
+        return newton_system(
+            Sigma,
+            hessian,
             -2.0 * at.E.variance,
             is_coupled=not isinstance(self.likelihood, ScalarLikelihood),
         )
@@ -175,16 +178,14 @@ class Problem:
         self, start: SiteValues, lr: tf.Tensor, tolerance: tf.Tensor, max_steps: tf.Tensor
     ) -> Solution:
         """Plain damping with a fixed step; the best λ of all those visited is kept."""
-        at = self.evaluate(start, with_covariance=False)
+        at = self.evaluate(start)
         residual = self.measure(at)
 
         def unfinished(at: Any, res: Any, best: Any, count: Any) -> tf.Tensor:
             return (count < max_steps) & (res > tolerance) & tf.math.is_finite(at.elbo)
 
         def body(at: Any, res: Any, best: Any, count: Any) -> tuple[Any, ...]:
-            new = self.evaluate(
-                natural_gradient_step(at.q, at.sites, at.E, lr), with_covariance=False
-            )
+            new = self.evaluate(natural_gradient_step(at.q, at.sites, at.E, lr))
             new_res = self.measure(new)
             better = improves(new.elbo - best[1], new.noise, new_res < best[2])
             better = better & is_known(new, best[1], at.noise)
@@ -208,14 +209,18 @@ class Problem:
         )
         return Solution(best, status, count, count + 1, best_elbo, best_res)
 
-    def newton(self, start: SiteValues, tolerance: tf.Tensor, max_steps: tf.Tensor) -> Solution:
-        """Damped Newton, monotone in the ELBO."""
+    def newton(
+        self, start: SiteValues, tolerance: tf.Tensor, max_steps: tf.Tensor
+    ) -> tuple[Solution, Evaluation]:
+        """Damped Newton, monotone in the ELBO; what it found, and everything known there."""
         at = self.evaluate(start)
         dtype = at.elbo.dtype
         residual = self.measure(at)
         zero = tf.zeros((), dtype)
 
-        def candidate(system: NewtonSystem, at: Evaluation, mu: tf.Tensor) -> Any:
+        def candidate(
+            system: NewtonSystem | HostNewtonSystem, at: Evaluation, mu: tf.Tensor
+        ) -> Any:
             """The step at damping μ, raised without evaluation until the step is admissible."""
             r = residual_of(at.q, at.sites, at.E)
             ra, rb = tf.transpose(r.a), tf.transpose(r.b)
@@ -279,9 +284,8 @@ class Problem:
             accept = accept & is_known(new, at.elbo, at.noise)
             lowered = tf.where(mu > 0.04, mu / 4.0, zero)
             mu = tf.where(accept, tf.where(failures > 0, mu, lowered), _raised(mu))
-            at = tf.nest.map_structure(lambda x, y: tf.where(accept, x, y), new, at)
             return (
-                at,
+                tf.cond(accept, lambda: new, lambda: at),
                 tf.where(accept, new_res, res),
                 mu,
                 steps + tf.cast(accept, tf.int32),
@@ -302,7 +306,7 @@ class Problem:
             ],
             default=lambda: EXHAUSTED,
         )
-        return Solution(at_end.sites, status, steps, evaluations, at_end.elbo, res)
+        return Solution(at_end.sites, status, steps, evaluations, at_end.elbo, res), at_end
 
 
 def improves(gain: tf.Tensor, noise: tf.Tensor, closer: tf.Tensor) -> tf.Tensor:
@@ -325,7 +329,8 @@ def _raised(mu: tf.Tensor) -> tf.Tensor:
 def infer_newton(likelihood: Likelihood, *tensors: tf.Tensor) -> Solution:
     """:meth:`Problem.newton` from plain tensors; the limits are tolerance and number of steps."""
     *problem, start, tolerance, max_steps = unpack(likelihood, *tensors)
-    return Problem(*problem).newton(start, tolerance, max_steps)
+    solution, _ = Problem(*problem).newton(start, tolerance, max_steps)
+    return solution
 
 
 def infer_damped(likelihood: Likelihood, *tensors: tf.Tensor) -> Solution:

@@ -56,7 +56,12 @@ class ExpectationGradients(NamedTuple):
 def expectation_gradients(
     likelihood: Likelihood, X: TensorType, Fmu: TensorType, Fvar: TensorType, Y: TensorType
 ) -> ExpectationGradients:
-    """``E``, ``∂E/∂m`` and ``∂E/∂v``; an outer tape may differentiate all three once more."""
+    """``E``, ``∂E/∂m`` and ``∂E/∂v``; an outer tape may differentiate all three once more.
+
+    A likelihood that has them together, as ``expectation_derivatives``, is asked for them.
+    """
+    if hasattr(likelihood, "expectation_derivatives"):
+        return ExpectationGradients(*likelihood.expectation_derivatives(X, Fmu, Fvar, Y))
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch((Fmu, Fvar))
         value = variational_expectations(likelihood, X, Fmu, Fvar, Y)

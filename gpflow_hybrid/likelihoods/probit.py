@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,8 @@ from gpflow.base import AnyNDArray, MeanAndVariance, TensorType
 from gpflow.likelihoods import ScalarLikelihood
 from numpy.polynomial import chebyshev
 from scipy.special import erfcx
+
+from ..compilation import subgraph
 
 
 class Rule(NamedTuple):
@@ -41,6 +44,9 @@ VARIANCE_FLOOR = 1e-16
 
 FOLD = 3.5
 """``t = (x − FOLD)/(x + FOLD)`` maps ``[0, ∞)`` to ``[−1, 1)`` for polynomial approximation."""
+
+BLOCK = 5
+"""Length of the polynomials that a long one is made of."""
 
 SQRT_2PI = math.sqrt(2.0 * math.pi)
 
@@ -90,49 +96,81 @@ def _excess_coefficients(order: int) -> tuple[float, ...]:
     return tuple(float(c) for c in series[::-1])
 
 
+@functools.cache
+def _excess_blocks(orders: tuple[int, ...]) -> AnyNDArray:
+    """The same for several orders, lowest power first, in blocks: ``[blocks, orders, BLOCK]``."""
+    longest = max(len(_excess_coefficients(k)) for k in orders)
+    size = -(-longest // BLOCK) * BLOCK
+    rows = [np.pad(c[::-1], (0, size - len(c))) for c in map(_excess_coefficients, orders)]
+    return np.stack(rows).reshape(len(orders), -1, BLOCK).transpose(1, 0, 2)
+
+
+def _excesses(orders: tuple[int, ...], x: tf.Tensor) -> list[tf.Tensor]:
+    """``δ⁽ᵏ⁾(x)`` for x ≥ 0 and each of the orders k = 0, …, 3.
+
+    A polynomial ``Σⱼ tᴮʲ pⱼ(t)`` with all the short ``pⱼ`` by one product of matrices: few operations on
+    large arrays, where Horner's rule would be many.
+    """
+    r = 1 / (tf.reshape(x, [-1]) + FOLD)
+    t = 1 - 2 * FOLD * r
+    powers = [tf.ones_like(t), t]
+    while len(powers) <= BLOCK:
+        powers.append(powers[-1] * t)
+    *powers, step = powers
+    blocks = _excess_blocks(orders)
+    short = tf.matmul(tf.constant(blocks.reshape(-1, BLOCK), x.dtype), tf.stack(powers))
+    short = tf.unstack(tf.reshape(short, tf.stack([len(blocks), len(orders), -1])))
+    total = short[-1]
+    for part in short[-2::-1]:
+        total = total * step + part
+    found = []
+    for k, value in zip(orders, tf.unstack(total), strict=True):
+        for _ in range(k + 1):
+            value = value * r
+        found.append(tf.reshape(value, tf.shape(x)))
+    return found
+
+
 def _excess(order: int, x: tf.Tensor) -> tf.Tensor:
     """``δ⁽ᵏ⁾(x)`` for x ≥ 0 and k = 0, …, 3."""
-    r = 1 / (x + FOLD)
-    t = 1 - 2 * FOLD * r
-    first, second, *rest = _excess_coefficients(order)
-    total = first * t + second
-    for c in rest:
-        total = total * t + c
-    for _ in range(order + 1):
-        total = total * r
-    return total
+    (found,) = _excesses((order,), x)
+    return found
+
+
+def _negative_low(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """``g₀``, ``g₁`` and ``g₂`` at ``−x`` for x ≥ 0."""
+    d = _excess(0, x)
+    h = x + d  # φ(x)/Φ(−x)
+    return -0.5 * x * x - tf.math.log(SQRT_2PI * h), h, -h * d
+
+
+def _positive_low(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """``g₀``, ``g₁`` and ``g₂`` at x ≥ 0."""
+    density = tf.exp(-0.5 * x * x) / SQRT_2PI
+    tail = density / (x + _excess(0, x))  # Φ(−x)
+    h = density / (1 - tail)
+    return tf.math.log1p(-tail), h, -h * (x + h)
+
+
+def _positive_high(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """``g₂``, ``g₃`` and ``g₄`` at x ≥ 0."""
+    _, h, g2 = _positive_low(x)
+    d = x + h
+    e = d * (d + h) - 1
+    # g₄ = (h e)' with h' = −h d, d' = 1 − h d
+    return g2, h * e, -h * d * e + h * ((1 - h * d) * (d + h) + d * (1 - 2 * h * d))
 
 
 def _log_cdf_negative(order: int, x: tf.Tensor) -> tf.Tensor:
     """``gₖ(−x)`` for x ≥ 0 and k = 0, …, 4."""
-    if order == 3:
-        return _excess(2, x)
-    if order == 4:
-        return -_excess(3, x)
-    d = _excess(0, x)
-    h = x + d  # φ(x)/Φ(−x)
-    if order == 0:
-        return -0.5 * x * x - tf.math.log(SQRT_2PI * h)
-    return h if order == 1 else -h * d
+    if order < 3:
+        return _negative_low(x)[order]
+    return _excess(2, x) if order == 3 else -_excess(3, x)
 
 
 def _log_cdf_positive(order: int, x: tf.Tensor) -> tf.Tensor:
     """``gₖ(x)`` for x ≥ 0 and k = 0, …, 4."""
-    density = tf.exp(-0.5 * x * x) / SQRT_2PI
-    tail = density / (x + _excess(0, x))  # Φ(−x)
-    if order == 0:
-        return tf.math.log1p(-tail)
-    h = density / (1 - tail)
-    if order == 1:
-        return h
-    d = x + h
-    if order == 2:
-        return -h * d
-    e = d * (d + h) - 1
-    if order == 3:
-        return h * e
-    # g₄ = (h e)' with h' = −h d, d' = 1 − h d
-    return -h * d * e + h * ((1 - h * d) * (d + h) + d * (1 - 2 * h * d))
+    return _positive_low(x)[order] if order < 3 else _positive_high(x)[order - 2]
 
 
 def log_cdf(f: tf.Tensor, order: int = 0) -> tf.Tensor:
@@ -216,8 +254,44 @@ def _gaussian(z: tf.Tensor) -> tf.Tensor:
     return tf.exp(-0.5 * z * z) / SQRT_2PI
 
 
-def _quadrature(order: int, m: tf.Tensor, v: tf.Tensor) -> tf.Tensor:
-    """``E[gₖ(f)]`` under ``f ~ N(m, v)``, for m and v of shape ``[B]`` and k = 0, …, 4.
+class _Nodes(NamedTuple):
+    """Nodes z on either side of ``f = 0``, ``|f|`` there, and weights under N(z; 0, 1), ``[n, B]``."""
+
+    z_neg: tf.Tensor
+    x_neg: tf.Tensor
+    w_neg: tf.Tensor
+    z_pos: tf.Tensor
+    x_pos: tf.Tensor
+    w_pos: tf.Tensor
+
+    def integrate(self, negative: tf.Tensor, positive: tf.Tensor) -> tf.Tensor:
+        """The integral of a function of f from its values on either side, ``[B]``."""
+        return tf.reduce_sum(self.w_neg * negative, 0) + tf.reduce_sum(self.w_pos * positive, 0)
+
+
+def _nodes(m: tf.Tensor, v: tf.Tensor, rule: Rule) -> _Nodes:
+    s = tf.sqrt(v)
+    z_neg, w_neg = _side(m, v, 0.0, rule)
+    z_pos, w_pos = _damped_side(m, v, rule)
+    return _Nodes(
+        z_neg,
+        tf.maximum(-(m + s * z_neg), 0),
+        w_neg * _gaussian(z_neg),
+        z_pos,
+        tf.maximum(m + s * z_pos, 0),
+        w_pos * _gaussian(z_pos),
+    )
+
+
+def _low_quadrature(m: tf.Tensor, v: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    """``E[g₀]``, ``E[g₁]`` and ``E[g₂]`` under ``f ~ N(m, v)``, for m and v of shape ``[B]``."""
+    at = _nodes(m, v + VARIANCE_FLOOR, COARSE)
+    sides = zip(_negative_low(at.x_neg), _positive_low(at.x_pos), strict=True)
+    return tuple(at.integrate(*pair) for pair in sides)
+
+
+def _high_quadrature(m: tf.Tensor, v: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """``E[g₃]`` and ``E[g₄]`` under ``f ~ N(m, v)``.
 
     At large v, g₄ integrates to almost nothing over its own support. There Stein's identity is
     used, ``v E[g₄] = E[(g₂ + 1)(z² − 1)]``, with ``g₂ + 1 = −δ'`` on the negative side and
@@ -225,54 +299,49 @@ def _quadrature(order: int, m: tf.Tensor, v: tf.Tensor) -> tf.Tensor:
     """
     spread = v + VARIANCE_FLOOR
     s = tf.sqrt(spread)
-    rule = COARSE if order < 3 else FINE
-    z_neg, w_neg = _side(m, spread, 0.0, rule)
-    z_pos, w_pos = _damped_side(m, spread, rule)
-    w_neg *= _gaussian(z_neg)
-    w_pos *= _gaussian(z_pos)
-    x_neg = tf.maximum(-(m + s * z_neg), 0)
-    x_pos = tf.maximum(m + s * z_pos, 0)
-
-    direct = tf.reduce_sum(w_neg * _log_cdf_negative(order, x_neg), 0)
-    direct += tf.reduce_sum(w_pos * _log_cdf_positive(order, x_pos), 0)
-    if order < 4:
-        return direct
-
+    at = _nodes(m, spread, FINE)
+    g2, g3, g4 = _positive_high(at.x_pos)
+    d1, d2, d3 = _excesses((1, 2, 3), at.x_neg)
+    direct = at.integrate(-d3, g4)
     z0 = -m / s
-    stein = z0 * _gaussian(z0)
-    stein += tf.reduce_sum(w_neg * -_excess(1, x_neg) * (z_neg * z_neg - 1), 0)
-    stein += tf.reduce_sum(w_pos * _log_cdf_positive(2, x_pos) * (z_pos * z_pos - 1), 0)
-    return tf.where((s > 3) & (z0 < 5), stein / spread, direct)
+    stein = z0 * _gaussian(z0) + at.integrate(
+        -d1 * (at.z_neg * at.z_neg - 1), g2 * (at.z_pos * at.z_pos - 1)
+    )
+    fourth = tf.where((s > 3) & (z0 < 5), stein / spread, direct)
+    return at.integrate(d2, g3), fourth
 
 
 @functools.cache
-def _compiled_quadrature(order: int, dtype: tf.DType) -> Any:
-    """`_quadrature` as one graph per process: every model's graph calls it, eager code too."""
+def _compiled(quadrature: Callable[..., Any], dtype: tf.DType) -> Any:
+    """A quadrature as one graph per process: every model's graph calls it, eager code too."""
     spec = tf.TensorSpec([None], dtype)
-    return tf.function(
-        lambda m, v: _quadrature(order, m, v), input_signature=[spec, spec], autograph=False
-    )
+    return subgraph(quadrature, input_signature=[spec, spec])
 
 
-def _expectation(m: tf.Tensor, v: tf.Tensor, order: int = 0) -> tf.Tensor:
-    """``E[gₖ(f)]`` under ``f ~ N(m, v)``, whose gradient is ``(E[gₖ₊₁], ½ E[gₖ₊₂])``.
+@tf.custom_gradient
+def _low_moments(m: tf.Tensor, v: tf.Tensor) -> Any:
+    """``E[g₀]``, ``E[g₁]`` and ``E[g₂]``, differentiable once: ``∂E[gₖ] = (E[gₖ₊₁], ½ E[gₖ₊₂])``."""
+    # The inputs carry no gradient: a tape would differentiate the quadrature for nothing.
+    E0, E1, E2 = _compiled(_low_quadrature, m.dtype)(tf.stop_gradient(m), tf.stop_gradient(v))
 
-    For m and v of shape ``[B]``. From k = 3 on (third derivatives of ``E[log Φ]``), automatic
-    differentiation goes through the quadrature, its nodes held fixed.
-    """
+    def grad(u0: tf.Tensor, u1: tf.Tensor, u2: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        # Automatic differentiation of third derivatives goes through the quadrature, nodes held fixed.
+        E3, E4 = _compiled(_high_quadrature, m.dtype)(m, v)
+        return u0 * E1 + u1 * E2 + u2 * E3, 0.5 * (u0 * E2 + u1 * E3 + u2 * E4)
 
-    @tf.custom_gradient
-    def differentiable(m: tf.Tensor, v: tf.Tensor) -> Any:
-        def grad(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            d_mean = _expectation(m, v, order + 1)
-            d_variance = 0.5 * _expectation(m, v, order + 2)
-            return upstream * d_mean, upstream * d_variance
+    return (E0, E1, E2), grad
 
-        # The inputs carry no gradient: a tape would differentiate the quadrature for nothing.
-        return quadrature(tf.stop_gradient(m), tf.stop_gradient(v)), grad
 
-    quadrature = _compiled_quadrature(order, m.dtype)
-    return differentiable(m, v) if order < 3 else quadrature(m, v)
+@tf.custom_gradient
+def _expectation(m: tf.Tensor, v: tf.Tensor) -> Any:
+    """``E[log Φ(f)]`` under ``f ~ N(m, v)``, for m and v of shape ``[B]``."""
+
+    def grad(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        _, E1, E2 = _low_moments(m, v)
+        return upstream * E1, 0.5 * upstream * E2
+
+    value, *_ = _compiled(_low_quadrature, m.dtype)(tf.stop_gradient(m), tf.stop_gradient(v))
+    return value, grad
 
 
 def _power_nodes(
@@ -392,6 +461,23 @@ class ProbitBernoulli(ScalarLikelihood):
         m, v, shape = _flatten(_signed(Fmu, Y), Fvar)
         return tf.reduce_sum(tf.reshape(_expectation(m, v), shape), axis=-1)
 
+    def expectation_derivatives(
+        self, X: TensorType, Fmu: TensorType, Fvar: TensorType, Y: TensorType
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """``E_q[log p]`` ``[N]`` and its derivatives in mean and variance ``[N, P]``, in one go."""
+        m, v, shape = _flatten(_signed(Fmu, Y), Fvar)
+        E0, E1, E2 = (_as_before(x, shape, Fmu) for x in _low_moments(m, v))
+        return tf.reduce_sum(E0, axis=-1), _signed(E1, Y), 0.5 * E2
+
+    def expectation_curvature(
+        self, X: TensorType, Fmu: TensorType, Fvar: TensorType, Y: TensorType
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """``∂²E/∂m∂v`` and ``∂²E/∂v²``, ``[N, P]`` each; exact expectations have ``∂²E/∂m² = 2 ∂E/∂v``."""
+        m, v, shape = _flatten(_signed(Fmu, Y), Fvar)
+        high = _compiled(_high_quadrature, m.dtype)(m, v)
+        E3, E4 = (_as_before(x, shape, Fmu) for x in high)
+        return 0.5 * _signed(E3, Y), 0.25 * E4
+
     @check_shapes(
         "X: [broadcast batch..., input_dim]",
         "Fmu: [broadcast batch..., latent_dim]",
@@ -421,6 +507,13 @@ def _signed(F: TensorType, Y: TensorType) -> tf.Tensor:
     """``(2y − 1) f``: p(y|f) = Φ of it."""
     F = tf.convert_to_tensor(F)
     return (2 * tf.cast(Y, F.dtype) - 1) * F
+
+
+def _as_before(x: tf.Tensor, shape: tf.Tensor, like: TensorType) -> tf.Tensor:
+    """Undo `_flatten`; the number of columns is known."""
+    x = tf.reshape(x, shape)
+    x.set_shape([None] * (len(like.shape) - 1) + [like.shape[-1]])
+    return x
 
 
 def _flatten(m: tf.Tensor, v: TensorType) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:

@@ -15,7 +15,7 @@ from gpflow.posteriors import PrecomputeCacheType
 from gpflow.utilities import is_variable
 
 from .. import objectives
-from ..covariances import covariance, latent_kernels, prior_mean
+from ..covariances import data_covariance, latent_kernels, prior_mean
 from ..errors import InvalidDataError, InvalidPosteriorError
 from ..inference.common import Prior
 from ..likelihoods.ordinal import with_finite_derivatives
@@ -97,7 +97,7 @@ class SiteModel(GPModel, InternalDataTrainingLossMixin):
         X = tf.convert_to_tensor(self.data[0])
         self.sites.require_rows(X)
         return Prior(
-            covariance(self.kernel, X), prior_mean(self.mean_function, X, self.num_latent_gps)
+            data_covariance(self.kernel, X), prior_mean(self.mean_function, X, self.num_latent_gps)
         )
 
     def _follow_hyperparameters(self) -> None:

@@ -30,8 +30,9 @@ from ..linalg import Marginals
 from ..sites import SiteValues
 from .base import SiteModel
 
-TRAINING_TOLERANCE = 1e-9
-"""Residual to which the training loss infers: its gradient feels the residual to first order."""
+TRAINING_TOLERANCE = 1e-7
+"""Residual to which the training loss infers: its gradient feels the residual to first order, its value
+to second order."""
 
 TRAINING_STEPS = 200
 """Steps that the training loss may try from one start."""

@@ -14,8 +14,7 @@ definite if and only if a valid q exists. Where it is not, every result is NaN.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -77,12 +76,6 @@ def factorise(K: tf.Tensor, lambda_2: tf.Tensor) -> SiteFactors:
     return SiteFactors(scale, chol, V, negative, W, log_det)
 
 
-def covariance_apply(K: tf.Tensor, factors: SiteFactors, x: tf.Tensor) -> tf.Tensor:
-    """``Σx`` without forming ``Σ``, ``[L, N]``."""
-    V, W = factors.V, factors.W
-    return matvec(K, x) - matvec(V, matvec(V, x), True) + matvec(W, matvec(W, x), True)
-
-
 def _weights(K: tf.Tensor, factors: SiteFactors, r: tf.Tensor, lambda_2: tf.Tensor) -> tf.Tensor:
     """``β₊ = (I + Λ₊K)⁻¹ r``, ``[L, N]``, from which ``Σ₊r = Kβ₊``.
 
@@ -118,106 +111,24 @@ def covariance_from_factors(K: tf.Tensor, factors: SiteFactors) -> tf.Tensor:
     return K - tf.matmul(V, V, transpose_a=True) + tf.matmul(W, W, transpose_a=True)
 
 
-@tf.custom_gradient
-def _no_second_derivative(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., Any]]:
-    """The identity; differentiating it says that the hand-written adjoint has no derivative."""
-
-    def grad(*_: tf.Tensor) -> Any:
-        raise NotImplementedError(
-            "Second derivatives through the posterior of the sites are not available: its adjoint "
-            "is written by hand. Use first derivatives, or finite differences of them."
-        )
-
-    return [tf.identity(t) for t in tensors], grad
-
-
-@tf.custom_gradient
-def _site_posterior(
-    K: tf.Tensor, r: tf.Tensor, lambda_2: tf.Tensor
-) -> tuple[tuple[tf.Tensor, tf.Tensor, tf.Tensor], Callable[..., Any]]:
-    factors = factorise(K, lambda_2)
-    shift, variance, log_normaliser = posterior_from_factors(K, factors, r, lambda_2)
-
-    def grad(d_bar: tf.Tensor, v_bar: tf.Tensor, z_bar: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        K_, r_, lambda_2_, d_bar, v_bar, z_bar = _no_second_derivative(
-            K, r, lambda_2, d_bar, v_bar, z_bar
-        )
-        Sigma = covariance_from_factors(K_, factors)
-        z = z_bar[..., None]
-        # dΣ = Aᵀ dK A − Σ dΛ Σ with A = (I + ΛK)⁻¹ = I − ΛΣ; d = Σr.
-        Sigma_d_bar = matvec(Sigma, d_bar)
-        r_bar = Sigma_d_bar + z * shift
-        lambda_2_bar = (
-            -Sigma_d_bar * shift
-            - matvec(tf.square(Sigma), v_bar)
-            - 0.5 * z * (tf.square(shift) + variance)
-        )
-        # K̄ = A diag(v̄) Aᵀ + sym[(A d̄)(A r)ᵀ] + z̄ (½ (A r)(A r)ᵀ − ½ (Λ − ΛΣΛ))
-        lam = lambda_2_
-        A_d_bar = d_bar - lam * Sigma_d_bar
-        A_r = r_ - lam * shift
-        A = -lam[..., None] * Sigma
-        A = tf.linalg.set_diag(A, 1.0 + tf.linalg.diag_part(A))
-        outer = (A_d_bar + 0.5 * z * A_r)[..., None] * A_r[..., None, :]
-        K_bar = (
-            tf.matmul(A * v_bar[..., None, :], A, transpose_b=True)
-            + 0.5 * (outer + tf.linalg.matrix_transpose(outer))
-            # Λ − ΛΣΛ = A Λ
-            - 0.5 * z[..., None] * (A * lam[..., None, :])
-        )
-        if K.shape[0] == 1:
-            K_bar = tf.reduce_sum(K_bar, axis=0, keepdims=True)
-        return K_bar, r_bar, lambda_2_bar
-
-    return (shift, variance, log_normaliser), grad
-
-
-def site_posterior(K: tf.Tensor, r: tf.Tensor, lambda_2: tf.Tensor) -> LatentPosterior:
-    """``(K, r, λ₂) → (d, v, log Z)``, differentiable in all three by a closed-form adjoint.
-
-    The gradient never differentiates through a factorisation: with ``A = (I + ΛK)⁻¹ = I − ΛΣ``,
-    ``K̄ = A diag(v̄) Aᵀ + sym[(A d̄)(A r)ᵀ] + z̄ (½ (A r)(A r)ᵀ − ½ Λ(I + KΛ)⁻¹)``.
-    First derivatives only; asking for the second raises ``NotImplementedError``.
-    """
-    return LatentPosterior(*_site_posterior(K, r, lambda_2))
-
-
-class Marginals(NamedTuple):
-    """q at the data: mean and variance ``[N, L]`` and ``log Z`` summed over latents ``[]``."""
-
-    mean: tf.Tensor
-    variance: tf.Tensor
-    log_normaliser: tf.Tensor
-
-
-def offset_sites(
-    prior_mean: tf.Tensor, lambda_1: tf.Tensor, lambda_2: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Sites seen from ``g = f − μ₀``, as ``[L, N]``: ``r = λ₁ − λ₂ μ₀`` and ``λ₂``."""
-    return tf.transpose(lambda_1 - lambda_2 * prior_mean), tf.transpose(lambda_2)
-
-
-def add_prior_mean(
-    posterior: LatentPosterior, prior_mean: tf.Tensor, lambda_1: tf.Tensor, lambda_2: tf.Tensor
-) -> Marginals:
-    """Back from ``g`` to ``f``: ``m = μ₀ + d`` and ``log Z += μ₀ᵀλ₁ − ½ μ₀ᵀΛμ₀``."""
-    constant = tf.reduce_sum(prior_mean * (lambda_1 - 0.5 * lambda_2 * prior_mean))
-    return Marginals(
-        prior_mean + tf.transpose(posterior.shift),
-        tf.transpose(posterior.variance),
-        tf.reduce_sum(posterior.log_normaliser) + constant,
+def kernel_adjoint(
+    Sigma: tf.Tensor,
+    r: tf.Tensor,
+    lambda_2: tf.Tensor,
+    shift: tf.Tensor,
+    d_bar: tf.Tensor,
+    v_bar: tf.Tensor,
+    z_bar: tf.Tensor,
+) -> tf.Tensor:
+    """``K̄ = A diag(v̄) Aᵀ + sym[(A d̄)(A r)ᵀ] + z̄ (½ (A r)(A r)ᵀ − ½ AΛ)``, ``A = I − ΛΣ``, ``[L, N, N]``."""
+    z = z_bar[..., None]
+    A_d_bar = d_bar - lambda_2 * matvec(Sigma, d_bar)
+    A_r = r - lambda_2 * shift
+    A = -lambda_2[..., None] * Sigma
+    A = tf.linalg.set_diag(A, 1.0 + tf.linalg.diag_part(A))
+    outer = (A_d_bar + 0.5 * z * A_r)[..., None] * A_r[..., None, :]
+    return (
+        tf.matmul(A * v_bar[..., None, :], A, transpose_b=True)
+        + 0.5 * (outer + tf.linalg.matrix_transpose(outer))
+        - 0.5 * z[..., None] * (A * lambda_2[..., None, :])
     )
-
-
-def marginals(
-    K: tf.Tensor, prior_mean: tf.Tensor, lambda_1: tf.Tensor, lambda_2: tf.Tensor
-) -> Marginals:
-    """Mean, variance and log normaliser of ``q(f) ∝ N(f; μ₀, K) Π exp(λ₁f − ½λ₂f²)``.
-
-    :param K: ``[L, N, N]`` or ``[1, N, N]``.
-    :param prior_mean: ``μ₀``, ``[N, L]``.
-    :param lambda_1: ``[N, L]``.
-    :param lambda_2: ``[N, L]``, signed.
-    """
-    r, lam = offset_sites(prior_mean, lambda_1, lambda_2)
-    return add_prior_mean(site_posterior(K, r, lam), prior_mean, lambda_1, lambda_2)

@@ -1,0 +1,135 @@
+"""How far from LAPACK's floor: times as multiples of one ``dpotrf`` and one ``dtrtri`` of the same size.
+
+    python -m benchmarks.floor 614 1232 2500
+
+USPS digits for n up to 1232 with their 256 inputs, normal random inputs beyond; Matérn-5/2, probit, EP-like.
+Every figure is the median over repetitions that are taken in turn with the floor's, in one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import gpflow
+import numpy as np
+import tensorflow as tf
+from scipy.linalg import lapack
+
+import gpflow_hybrid as gh
+from gpflow_hybrid.linalg import evaluate
+
+NUM_INPUTS = 256
+
+
+class Ratios(NamedTuple):
+    """Times in floors."""
+
+    posterior: float
+    """One evaluation of (m, v, log Z) from K and λ."""
+    m_step: float
+    """One gradient of the EP-like value at fixed λ, the kernel and its gradient included."""
+    training_loss: float
+    """One collapsed training loss with its gradient, 1 % away from the hyperparameters before."""
+    evaluations: float
+    """Evaluations of the posterior in the latter."""
+    floor_seconds: float
+
+
+def problem(n: int) -> tuple[Any, Any, float, float]:
+    """Inputs, labels, and hyperparameters near the optimum of the EP-like value."""
+    if n <= 1232:
+        X, Y = gh.datasets.load("usps")
+        train, test = next(iter(gh.datasets.folds(len(X))))
+        X_train, _ = gh.datasets.standardise(X[train], X[test])
+        return X_train[:n], Y[train][:n], np.exp(4.0), np.exp(3.2)
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(n, NUM_INPUTS))
+    Y = (X[:, :1] + X[:, 1:2] + rng.normal(size=(n, 1)) > 0.0).astype(float)
+    return X, Y, np.exp(3.5), np.exp(1.5)
+
+
+def floor_of(n: int) -> Callable[[], float]:
+    """A function that times one potrf and one trtri."""
+    rng = np.random.default_rng(0)
+    A = rng.normal(size=(n, n)) / np.sqrt(n)
+    A = A @ A.T + np.eye(n)
+    work = np.empty((n, n)).T
+
+    def seconds() -> float:
+        work[...] = A
+        began = time.perf_counter()
+        lapack.dpotrf(work, lower=0, overwrite_a=1, clean=0)
+        lapack.dtrtri(work, lower=0, overwrite_c=1)
+        return time.perf_counter() - began
+
+    return seconds
+
+
+def timed(call: Callable[[], Any]) -> float:
+    """Seconds of one call."""
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def in_turn(calls: list[Callable[[], float]], repetitions: int) -> list[float]:
+    """Medians of times that are taken alternately, so that all see the same machine."""
+    return list(np.median([[call() for call in calls] for _ in range(repetitions)], axis=0))
+
+
+def measure(n: int, repetitions: int = 15) -> Ratios:
+    """All ratios for one size."""
+    X, Y, lengthscale, sigma = problem(n)
+    kernel = gpflow.kernels.Matern52(variance=sigma**2, lengthscales=lengthscale)
+    model = gh.CVIModel((X, Y), kernel, gh.likelihoods.ProbitBernoulli())
+    model.infer()
+    K = model.prior().K
+    r, lam = (tf.transpose(x) for x in model.sites.values)
+
+    posterior = tf.function(lambda: evaluate(K, r, lam).posterior)
+    trainer = gh.VEMTrainer(model, "ep_like")
+    x = gpflow.optimizers.Scipy.pack_tensors(model.trainable_variables)
+
+    @tf.function
+    def loss_and_gradient() -> Any:
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(model.trainable_variables)
+            loss = model.training_loss()
+        return loss, tape.gradient(loss, model.trainable_variables)
+
+    sign = 1.0
+
+    def training_loss() -> float:
+        nonlocal sign
+        sign = -sign
+        for parameter, value in ((kernel.lengthscales, lengthscale), (kernel.variance, sigma**2)):
+            parameter.assign(value * (1.005 if sign > 0 else 0.995))
+        return timed(lambda: [float(t) for t in tf.nest.flatten(loss_and_gradient())])
+
+    def m_step() -> float:
+        return timed(lambda: [t.numpy() for t in trainer._compiled_gradient(x)])
+
+    calls = [floor_of(n), lambda: timed(lambda: posterior()[2].numpy()), m_step, training_loss]
+    in_turn(calls, 2)  # traced, and warm
+    floor, *others = in_turn(calls, repetitions)
+    model.sites.release()
+    kernel.lengthscales.assign(lengthscale * 1.005)
+    kernel.variance.assign(sigma**2 * 1.005)
+    evaluations = model.infer(tolerance=1e-9).num_evaluations
+    return Ratios(*(t / floor for t in others), evaluations, floor)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("sizes", nargs="*", type=int, default=[614, 1232, 2500])
+    for size in parser.parse_args().sizes:
+        found = measure(size)
+        print(
+            f"n = {size}: floor {1e3 * found.floor_seconds:.1f} ms; posterior {found.posterior:.2f}, "
+            f"M-step gradient {found.m_step:.1f}, training loss and gradient "
+            f"{found.training_loss:.1f} floors ({found.evaluations} evaluations of the posterior)",
+            flush=True,
+        )

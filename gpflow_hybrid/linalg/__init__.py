@@ -1,0 +1,45 @@
+"""From a kernel matrix and Gaussian sites to the posterior's marginals, and back to gradients."""
+
+from .backends import backend, linear_algebra, set_linear_algebra
+from .distances import squared_distances
+from .factors import (
+    LatentPosterior,
+    SiteFactors,
+    covariance_from_factors,
+    factorise,
+    matvec,
+    posterior_from_factors,
+)
+from .posterior import (
+    Evaluated,
+    EvaluatedCovariance,
+    Known,
+    Marginals,
+    add_prior_mean,
+    evaluate,
+    marginals,
+    offset_sites,
+    site_posterior,
+)
+
+__all__ = [
+    "Evaluated",
+    "EvaluatedCovariance",
+    "Known",
+    "LatentPosterior",
+    "Marginals",
+    "SiteFactors",
+    "add_prior_mean",
+    "backend",
+    "covariance_from_factors",
+    "evaluate",
+    "factorise",
+    "linear_algebra",
+    "marginals",
+    "matvec",
+    "offset_sites",
+    "posterior_from_factors",
+    "set_linear_algebra",
+    "site_posterior",
+    "squared_distances",
+]

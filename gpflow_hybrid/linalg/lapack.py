@@ -1,0 +1,302 @@
+"""The posterior of Gaussian sites by LAPACK and BLAS, on NumPy arrays: one latent GP at a time.
+
+The same quantities as :mod:`~gpflow_hybrid.linalg.factors`, in its notation, by a shorter way. With
+``B = I + S K S = L Lᵀ`` and the triangular inverse ``L⁻¹``,
+
+    Σ₊ = S⁻¹ (I − B⁻¹) S⁻¹,     v₊ = (1 − diag B⁻¹)/λ₂,     diag B⁻¹ = column sums of squares of L⁻¹
+
+so that one ``potrf`` and one ``trtri`` give every marginal. The difference cancels where ``λ₂v`` is tiny:
+those columns, and those of negative sites, are ``Σ₊ = K − K S B⁻¹ S K``.
+
+Symmetric matrices are C-ordered, triangular ones lower; Fortran sees both transposed, so that nothing is
+copied: a lower ``L`` here is an upper ``Lᵀ`` there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy.linalg import get_blas_funcs, get_lapack_funcs
+
+Array = npt.NDArray[Any]
+
+BLOCK = 64
+"""Rows that are worked on at a time, so that they stay in a core's cache."""
+
+WEAK = 1e-6
+"""``λ₂v`` below which ``1 − diag B⁻¹`` has lost too many digits for a variance."""
+
+WEAK_COVARIANCE = 1e-8
+"""The same for covariances between such sites. Whatever is made of those is weighted by the sites."""
+
+ALIGNMENT = 64
+"""Bytes on whose multiples TensorFlow takes over an array without a copy."""
+
+
+class Posterior(NamedTuple):
+    """``d = Σr``, ``v = diag Σ``, ``log Z``, and ``L⁻¹``, from which Σ follows."""
+
+    shift: Array  # [N]
+    variance: Array  # [N]
+    log_normaliser: Array  # []
+    chol_inverse: Array  # L⁻¹, zero above its diagonal  [N, N]
+
+
+class _WeakColumns(NamedTuple):
+    """Columns of ``Σ₊`` for which ``S⁻¹ (I − B⁻¹) S⁻¹`` will not do, as rows."""
+
+    which: Array  # [w]
+    whitened: Array  # (L⁻¹ S K)ᵀ  [w, N]
+
+
+def empty_matrix(n: int, dtype: Any) -> Array:
+    """Room for a matrix that TensorFlow can take over."""
+    size = n * n * np.dtype(dtype).itemsize
+    buffer = np.empty(size + ALIGNMENT, np.uint8)
+    offset = -buffer.ctypes.data % ALIGNMENT
+    return buffer[offset : offset + size].view(dtype).reshape(n, n)
+
+
+def posterior(K: Array, r: Array, lambda_2: Array) -> Posterior:
+    """``d``, ``v``, ``log Z`` and ``L⁻¹`` for one latent; NaN where no valid q exists."""
+    diagonal = K.diagonal()
+    scale = np.sqrt(np.maximum(lambda_2, 0.0))
+    L = _site_matrix(K, scale)
+    _, info = _lapack("potrf", L)(L.T, lower=0, overwrite_a=1, clean=1)
+    if info != 0:
+        return _no_posterior(K)
+    log_det = 2.0 * np.log(L.diagonal()).sum()
+    shift = symmetric_product(K, _weights(K, scale, L, r, lambda_2))
+    _lapack("trtri", L)(L.T, lower=0, overwrite_c=1)
+
+    # v₊ = (1 − diag B⁻¹)/λ₂, or diag(K) − column sums of squares of L⁻¹ S K
+    kept = 1.0 - _column_squares(L)
+    weak = _weak_columns(K, scale, L, kept < WEAK)
+    variance = np.divide(kept, lambda_2, out=diagonal.copy(), where=lambda_2 > 0.0)
+    variance[weak.which] = diagonal[weak.which] - _row_squares(weak.whitened)
+
+    # Σ = Σ₊ + WᵀW
+    found = _negative_sites(K, scale, L, lambda_2, weak)
+    if found is None:
+        return _no_posterior(K)
+    W, log_det_C = found
+    shift += (W @ r) @ W
+    variance += np.einsum("ij,ij->j", W, W)
+    log_normaliser = 0.5 * (r @ shift - log_det - log_det_C)
+    return Posterior(shift, variance, np.asarray(log_normaliser, K.dtype), L)
+
+
+def covariance(K: Array, lambda_2: Array, chol_inverse: Array, variance: Array) -> Array:
+    """``Σ`` from what :func:`posterior` found."""
+    n = len(K)
+    scale = np.sqrt(np.maximum(lambda_2, 0.0))
+    weak = _weak_columns(K, scale, chol_inverse, lambda_2 * variance < WEAK_COVARIANCE)
+    inverse_scale = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale > 0.0)
+    Sigma = empty_matrix(n, K.dtype)
+    if len(weak.which) == n:
+        Sigma[...] = 0.0
+    else:  # −S⁻¹ B⁻¹ S⁻¹ with B⁻¹ = L⁻ᵀ L⁻¹, below the diagonal
+        np.copyto(Sigma, chol_inverse)
+        _lapack("lauum", Sigma)(Sigma.T, lower=0, overwrite_c=1)
+        for rows in row_blocks(n):
+            part = Sigma[rows, : rows.stop]
+            part *= -inverse_scale[rows, None]
+            part *= inverse_scale[: rows.stop]
+    mirror(Sigma)
+    if len(weak.which):
+        columns = _covariance_rows(K, scale, chol_inverse, weak)
+        Sigma[weak.which] = columns
+        Sigma[:, weak.which] = columns.T
+    found = _negative_sites(K, scale, chol_inverse, lambda_2, weak)
+    if found is not None and len(found[0]):
+        W = found[0]
+        Sigma += _blas("gemm", W)(1.0, W.T, W.T, trans_b=1)
+    Sigma.flat[:: n + 1] = variance
+    return Sigma
+
+
+def kernel_adjoint(
+    Sigma: Array,
+    r: Array,
+    lambda_2: Array,
+    shift: Array,
+    d_bar: Array,
+    v_bar: Array,
+    z_bar: float,
+) -> Array:
+    """``K̄ = A diag(v̄) Aᵀ + sym[(A d̄)(A r)ᵀ] + z̄ (½ (A r)(A r)ᵀ − ½ AΛ)`` with ``A = I − ΛΣ``."""
+    n = len(r)
+    K_bar = _signed_product(Sigma, lambda_2, v_bar)
+    A_r: Array = r - lambda_2 * shift
+    left: Array = d_bar - lambda_2 * symmetric_product(Sigma, d_bar) + 0.5 * z_bar * A_r
+    # AΛ = Λ − ΛΣΛ
+    for rows in row_blocks(n):
+        part = K_bar[rows, : rows.stop]
+        outer = 0.5 * z_bar * lambda_2[: rows.stop] * Sigma[rows, : rows.stop]
+        outer *= lambda_2[rows, None]
+        part += outer
+        part += (0.5 * left[rows])[:, None] * A_r[: rows.stop]
+        part += (0.5 * A_r[rows])[:, None] * left[: rows.stop]
+    K_bar.flat[:: n + 1] -= 0.5 * z_bar * lambda_2
+    mirror(K_bar)
+    return K_bar
+
+
+def squared_distances(X: Array) -> Array:
+    """``‖xᵢ − xⱼ‖² = xᵢᵀxᵢ + xⱼᵀxⱼ − 2 xᵢᵀxⱼ``, never negative, zero on the diagonal."""
+    n = len(X)
+    D = empty_matrix(n, X.dtype)
+    _blas("syrk", X)(-2.0, X.T, trans=1, beta=0.0, c=D.T, lower=0, overwrite_c=1)
+    squares = -0.5 * D.diagonal()
+    for rows in row_blocks(n):
+        part = D[rows, : rows.stop]
+        part += squares[: rows.stop]
+        part += squares[rows, None]
+        np.maximum(part, 0.0, out=part)
+    D.flat[:: n + 1] = 0.0
+    mirror(D)
+    return D
+
+
+def mirror(A: Array) -> None:
+    """Copy what is below the diagonal above it."""
+    n = len(A)
+    for rows in row_blocks(n):
+        A[: rows.start, rows] = A[rows, : rows.start].T
+        block = A[rows, rows]
+        above = np.triu_indices(len(block), 1)
+        block[above] = block.T[above]
+
+
+def symmetric_product(A: Array, x: Array) -> Array:
+    """``A x``. By SciPy's BLAS, as everything here: NumPy's has threads of its own, and those of the two
+    would wait for each other's cores."""
+    return _blas("symv", A)(1.0, A.T, x, lower=0)
+
+
+def row_blocks(n: int) -> Iterator[slice]:
+    """All rows, in blocks."""
+    return (slice(i, min(i + BLOCK, n)) for i in range(0, n, BLOCK))
+
+
+def _site_matrix(K: Array, scale: Array) -> Array:
+    """``B = I + S K S``, on and below the diagonal."""
+    n = len(K)
+    B = empty_matrix(n, K.dtype)
+    for rows in row_blocks(n):
+        part = B[rows, : rows.stop]
+        np.multiply(K[rows, : rows.stop], scale[: rows.stop], out=part)
+        part *= scale[rows, None]
+    B.flat[:: n + 1] += 1.0
+    return B
+
+
+def _weights(K: Array, scale: Array, L: Array, r: Array, lambda_2: Array) -> Array:
+    """``β₊ = (I + Λ₊K)⁻¹ r``: ``S B⁻¹ S⁻¹ r`` for sites that say more than the prior, for others
+    ``(I − S B⁻¹ S K) r``; each is a difference of large numbers where the other is not."""
+    strong = lambda_2 * K.diagonal() > 1.0
+    weak_r = np.where(strong, 0.0, r)
+    rhs = np.divide(r, scale, out=np.zeros_like(r), where=strong)
+    if weak_r.any():
+        rhs -= scale * symmetric_product(K, weak_r)
+    solved, _ = _lapack("potrs", L)(L.T, rhs, lower=0)
+    return weak_r + scale * solved
+
+
+def _column_squares(L: Array) -> Array:
+    """Column sums of squares of a lower triangular matrix."""
+    total = np.zeros(len(L), L.dtype)
+    for rows in row_blocks(len(L)):
+        part = L[rows, : rows.stop]
+        total[: rows.stop] += np.einsum("ij,ij->j", part, part)
+    return total
+
+
+def _row_squares(A: Array) -> Array:
+    return np.einsum("ij,ij->i", A, A)
+
+
+def _weak_columns(K: Array, scale: Array, chol_inverse: Array, is_weak: Array) -> _WeakColumns:
+    (index,) = np.nonzero(is_weak)
+    whitened = K[index] * scale
+    if len(index) and scale.any():
+        whitened = _triangular_product(chol_inverse, whitened, transpose=False)
+    return _WeakColumns(index, whitened)
+
+
+def _covariance_rows(K: Array, scale: Array, chol_inverse: Array, weak: _WeakColumns) -> Array:
+    """Rows of ``Σ₊ = K − K S L⁻ᵀ (L⁻¹ S K)``, ``[w, N]``."""
+    if not scale.any():
+        return K[weak.which]
+    solved = _triangular_product(chol_inverse, weak.whitened.copy(), transpose=True)
+    solved *= -scale
+    # C-ordered rows are Fortran's columns: Kᵀxᵀ for each of them, added to those of K.
+    rows = K[weak.which]
+    return _blas("symm", K)(1.0, K.T, solved.T, beta=1.0, c=rows.T, lower=0, overwrite_c=1).T
+
+
+def _negative_sites(
+    K: Array, scale: Array, chol_inverse: Array, lambda_2: Array, weak: _WeakColumns
+) -> tuple[Array, float] | None:
+    """``W = chol(C)⁻¹ N Σ₊`` and ``log|C|``, ``C = I − N Σ₊ N``; None where C is not positive definite."""
+    negative = lambda_2[weak.which] < 0.0
+    if not negative.any():
+        return np.zeros((0, len(K)), K.dtype), 0.0
+    index = weak.which[negative]
+    root = np.sqrt(-lambda_2[index])
+    rows = _covariance_rows(K, scale, chol_inverse, _WeakColumns(index, weak.whitened[negative]))
+    rows *= root[:, None]
+    C = np.eye(len(index), dtype=K.dtype) - rows[:, index] * root
+    C = np.ascontiguousarray(C)
+    _, info = _lapack("potrf", C)(C.T, lower=0, overwrite_a=1, clean=1)
+    if info != 0:
+        return None
+    W, _ = _lapack("trtrs", C)(C.T, np.asfortranarray(rows), lower=0, trans=1)
+    return np.ascontiguousarray(W), 2.0 * float(np.log(C.diagonal()).sum())
+
+
+def _triangular_product(L: Array, rows: Array, *, transpose: bool) -> Array:
+    """``(L x)ᵀ`` or ``(Lᵀ x)ᵀ`` for every row ``xᵀ``; the rows are overwritten."""
+    product = _blas("trmm", L)(
+        1.0, L.T, rows.T, lower=0, trans_a=0 if transpose else 1, overwrite_b=1
+    )
+    return product.T
+
+
+def _signed_product(Sigma: Array, lambda_2: Array, v_bar: Array) -> Array:
+    """``A diag(v̄) Aᵀ`` on and below the diagonal, by a symmetric product for each sign of v̄."""
+    n = len(v_bar)
+    K_bar = empty_matrix(n, Sigma.dtype)
+    beta = 0.0
+    for sign in (1.0, -1.0):
+        (index,) = np.nonzero(sign * v_bar > 0.0)
+        if not len(index):
+            continue
+        root = np.sqrt(np.abs(v_bar[index]))
+        rows = Sigma[index] * -lambda_2  # rows of Aᵀ = I − ΣΛ
+        rows[np.arange(len(index)), index] += 1.0
+        rows *= root[:, None]
+        _blas("syrk", K_bar)(sign, rows.T, beta=beta, c=K_bar.T, lower=0, overwrite_c=1)
+        beta = 1.0
+    if beta == 0.0:
+        K_bar[...] = 0.0
+    return K_bar
+
+
+def _no_posterior(K: Array) -> Posterior:
+    n = len(K)
+    nothing = np.full(n, np.nan, K.dtype)
+    L = empty_matrix(n, K.dtype)
+    L[...] = np.nan
+    return Posterior(nothing, nothing.copy(), np.asarray(np.nan, K.dtype), L)
+
+
+def _lapack(name: str, like: Array) -> Any:
+    return get_lapack_funcs(name, (like,))
+
+
+def _blas(name: str, like: Array) -> Any:
+    return get_blas_funcs(name, (like,))
