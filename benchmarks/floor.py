@@ -2,7 +2,7 @@
 
     python -m benchmarks.floor 614 1232 2500
 
-USPS digits for n up to 1232 with their 256 inputs, normal random inputs beyond; Matérn-5/2, probit, EP-like.
+USPS digits for n up to 1232 with 256 inputs, normal random inputs beyond; Matérn-5/2, probit, EP-like.
 Every figure is the median over repetitions that are taken in turn with the floor's, in one process.
 """
 

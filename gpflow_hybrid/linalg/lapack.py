@@ -32,6 +32,9 @@ WEAK = 1e-6
 WEAK_COVARIANCE = 1e-8
 """The same for covariances between such sites. Whatever is made of those is weighted by the sites."""
 
+CHUNK = 256
+"""Columns that are worked on at a time where many need a triangular product."""
+
 ALIGNMENT = 64
 """Bytes on whose multiples TensorFlow takes over an array without a copy."""
 
@@ -43,13 +46,6 @@ class Posterior(NamedTuple):
     variance: Array  # [N]
     log_normaliser: Array  # []
     chol_inverse: Array  # L⁻¹, zero above its diagonal  [N, N]
-
-
-class _WeakColumns(NamedTuple):
-    """Columns of ``Σ₊`` for which ``S⁻¹ (I − B⁻¹) S⁻¹`` will not do, as rows."""
-
-    which: Array  # [w]
-    whitened: Array  # (L⁻¹ S K)ᵀ  [w, N]
 
 
 def empty_matrix(n: int, dtype: Any) -> Array:
@@ -74,12 +70,13 @@ def posterior(K: Array, r: Array, lambda_2: Array) -> Posterior:
 
     # v₊ = (1 − diag B⁻¹)/λ₂, or diag(K) − column sums of squares of L⁻¹ S K
     kept = 1.0 - _column_squares(L)
-    weak = _weak_columns(K, scale, L, kept < WEAK)
     variance = np.divide(kept, lambda_2, out=diagonal.copy(), where=lambda_2 > 0.0)
-    variance[weak.which] = diagonal[weak.which] - _row_squares(weak.whitened)
+    for weak in _chunks(kept < WEAK):
+        whitened = _whitened(K, scale, L, weak)
+        variance[weak] = diagonal[weak] - np.einsum("ij,ij->i", whitened, whitened)
 
     # Σ = Σ₊ + WᵀW
-    found = _negative_sites(K, scale, L, lambda_2, weak)
+    found = _negative_sites(K, scale, L, lambda_2)
     if found is None:
         return _no_posterior(K)
     W, log_det_C = found
@@ -93,24 +90,22 @@ def covariance(K: Array, lambda_2: Array, chol_inverse: Array, variance: Array) 
     """``Σ`` from what :func:`posterior` found."""
     n = len(K)
     scale = np.sqrt(np.maximum(lambda_2, 0.0))
-    weak = _weak_columns(K, scale, chol_inverse, lambda_2 * variance < WEAK_COVARIANCE)
+    is_weak = lambda_2 * variance < WEAK_COVARIANCE
     inverse_scale = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale > 0.0)
     Sigma = empty_matrix(n, K.dtype)
-    if len(weak.which) == n:
-        Sigma[...] = 0.0
-    else:  # −S⁻¹ B⁻¹ S⁻¹ with B⁻¹ = L⁻ᵀ L⁻¹, below the diagonal
+    if not is_weak.all():  # −S⁻¹ B⁻¹ S⁻¹ with B⁻¹ = L⁻ᵀ L⁻¹, below the diagonal
         np.copyto(Sigma, chol_inverse)
         _lapack("lauum", Sigma)(Sigma.T, lower=0, overwrite_c=1)
         for rows in row_blocks(n):
             part = Sigma[rows, : rows.stop]
             part *= -inverse_scale[rows, None]
             part *= inverse_scale[: rows.stop]
-    mirror(Sigma)
-    if len(weak.which):
+        mirror(Sigma)
+    for weak in _chunks(is_weak):
         columns = _covariance_rows(K, scale, chol_inverse, weak)
-        Sigma[weak.which] = columns
-        Sigma[:, weak.which] = columns.T
-    found = _negative_sites(K, scale, chol_inverse, lambda_2, weak)
+        Sigma[weak] = columns
+        Sigma[:, weak] = columns.T
+    found = _negative_sites(K, scale, chol_inverse, lambda_2)
     if found is not None and len(found[0]):
         W = found[0]
         Sigma += _blas("gemm", W)(1.0, W.T, W.T, trans_b=1)
@@ -215,42 +210,41 @@ def _column_squares(L: Array) -> Array:
     return total
 
 
-def _row_squares(A: Array) -> Array:
-    return np.einsum("ij,ij->i", A, A)
+def _chunks(is_member: Array) -> Iterator[Array]:
+    """Indices of the members, so many at a time that their columns are a small part of a matrix."""
+    (index,) = np.nonzero(is_member)
+    return (index[i : i + CHUNK] for i in range(0, len(index), CHUNK))
 
 
-def _weak_columns(K: Array, scale: Array, chol_inverse: Array, is_weak: Array) -> _WeakColumns:
-    (index,) = np.nonzero(is_weak)
-    whitened = K[index] * scale
-    if len(index) and scale.any():
-        whitened = _triangular_product(chol_inverse, whitened, transpose=False)
-    return _WeakColumns(index, whitened)
+def _whitened(K: Array, scale: Array, chol_inverse: Array, index: Array) -> Array:
+    """Columns of ``L⁻¹ S K``, as rows."""
+    rows = K[index] * scale
+    return _triangular_product(chol_inverse, rows, transpose=False) if scale.any() else rows
 
 
-def _covariance_rows(K: Array, scale: Array, chol_inverse: Array, weak: _WeakColumns) -> Array:
-    """Rows of ``Σ₊ = K − K S L⁻ᵀ (L⁻¹ S K)``, ``[w, N]``."""
+def _covariance_rows(K: Array, scale: Array, chol_inverse: Array, index: Array) -> Array:
+    """Rows of ``Σ₊ = K − K S L⁻ᵀ (L⁻¹ S K)``."""
+    rows = K[index]
     if not scale.any():
-        return K[weak.which]
-    solved = _triangular_product(chol_inverse, weak.whitened.copy(), transpose=True)
+        return rows
+    whitened = _whitened(K, scale, chol_inverse, index)
+    solved = _triangular_product(chol_inverse, whitened, transpose=True)
     solved *= -scale
     # C-ordered rows are Fortran's columns: Kᵀxᵀ for each of them, added to those of K.
-    rows = K[weak.which]
     return _blas("symm", K)(1.0, K.T, solved.T, beta=1.0, c=rows.T, lower=0, overwrite_c=1).T
 
 
 def _negative_sites(
-    K: Array, scale: Array, chol_inverse: Array, lambda_2: Array, weak: _WeakColumns
+    K: Array, scale: Array, chol_inverse: Array, lambda_2: Array
 ) -> tuple[Array, float] | None:
     """``W = chol(C)⁻¹ N Σ₊`` and ``log|C|``, ``C = I − N Σ₊ N``; None where C is not positive definite."""
-    negative = lambda_2[weak.which] < 0.0
-    if not negative.any():
+    (index,) = np.nonzero(lambda_2 < 0.0)
+    if not len(index):
         return np.zeros((0, len(K)), K.dtype), 0.0
-    index = weak.which[negative]
     root = np.sqrt(-lambda_2[index])
-    rows = _covariance_rows(K, scale, chol_inverse, _WeakColumns(index, weak.whitened[negative]))
+    rows = _covariance_rows(K, scale, chol_inverse, index)
     rows *= root[:, None]
-    C = np.eye(len(index), dtype=K.dtype) - rows[:, index] * root
-    C = np.ascontiguousarray(C)
+    C = np.ascontiguousarray(np.eye(len(index), dtype=K.dtype) - rows[:, index] * root)
     _, info = _lapack("potrf", C)(C.T, lower=0, overwrite_a=1, clean=1)
     if info != 0:
         return None
