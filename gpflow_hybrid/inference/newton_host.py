@@ -15,7 +15,7 @@ import numpy.typing as npt
 from scipy.linalg import get_blas_funcs, get_lapack_funcs
 from scipy.sparse.linalg import LinearOperator, gmres
 
-from ..linalg.lapack import symmetric_product
+from ..linalg.lapack import row_blocks, symmetric_product
 
 Array = npt.NDArray[Any]
 Map = Callable[[Array], Array]
@@ -144,9 +144,11 @@ class HostSystem:
         symm = get_blas_funcs("symm", (Sigma,))
         M = symm(1.0, Sigma.T, (Sigma2 * mv).T, lower=0)  # (Σ∘Σ E_mv)ᵀ = E_mv (Σ∘Σ)
         M *= -(2.0 / self.c) * vm[:, None]
-        M -= 2.0 * vv[:, None] * Sigma2
+        for rows in row_blocks(self.size):
+            M[rows] -= 2.0 * vv[rows, None] * Sigma2[rows]
         # An exactly singular matrix is moved off by a rounding error.
-        M[np.diag_indices(self.size)] += self.c + np.finfo(M.dtype).eps * np.abs(M).max()
+        largest = max(M.max(), -M.min())
+        M[np.diag_indices(self.size)] += self.c + np.finfo(M.dtype).eps * largest
         return M
 
 

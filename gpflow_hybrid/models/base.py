@@ -94,7 +94,8 @@ class SiteModel(GPModel, InternalDataTrainingLossMixin):
 
     def prior(self) -> Prior:
         """``K = k(X, X)`` ``[L or 1, N, N]`` and ``μ₀ = m(X)`` ``[N, L]`` at the data."""
-        X = tf.convert_to_tensor(self.data[0])
+        X = self.data[0]
+        X = tf.convert_to_tensor(X) if is_variable(X) else X  # a constant stays one inside graphs
         self.sites.require_rows(X)
         return Prior(
             data_covariance(self.kernel, X), prior_mean(self.mean_function, X, self.num_latent_gps)
