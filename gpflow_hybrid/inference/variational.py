@@ -25,7 +25,7 @@ from ..likelihoods.expectations import (
     expected_log_site,
 )
 from ..linalg import (
-    Evaluated,
+    Known,
     Marginals,
     add_prior_mean,
     evaluate,
@@ -103,7 +103,7 @@ class Evaluation(NamedTuple):
 
     sites: SiteValues
     q: Marginals
-    known: Evaluated  # what q is made of
+    known: Known  # what q is made of
     E: ExpectationGradients
     elbo: tf.Tensor  # []
     noise: tf.Tensor  # the rounding error to expect in the ELBO, []

@@ -1,19 +1,22 @@
 """From a kernel matrix and Gaussian sites to the posterior's marginals, and back to gradients."""
 
-from .backends import backend, linear_algebra, set_linear_algebra
+from .backends import (
+    Evaluated,
+    EvaluatedCovariance,
+    Known,
+    backend,
+    linear_algebra,
+    set_linear_algebra,
+)
 from .distances import squared_distances
 from .factors import (
     LatentPosterior,
-    SiteFactors,
     covariance_from_factors,
     factorise,
     matvec,
     posterior_from_factors,
 )
 from .posterior import (
-    Evaluated,
-    EvaluatedCovariance,
-    Known,
     Marginals,
     add_prior_mean,
     evaluate,
@@ -28,7 +31,6 @@ __all__ = [
     "Known",
     "LatentPosterior",
     "Marginals",
-    "SiteFactors",
     "add_prior_mean",
     "backend",
     "covariance_from_factors",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -27,75 +27,79 @@ VARIABLE = "GPFLOW_HYBRID_LINEAR_ALGEBRA"
 _chosen: str | None = None
 
 
+class Evaluated(NamedTuple):
+    """The posterior at some ``(K, λ)`` by LAPACK, and ``L⁻¹``, from which its covariance can be had."""
+
+    posterior: LatentPosterior
+    chol_inverse: tf.Tensor  # [L, N, N]
+
+    def covariance(self, K: tf.Tensor, lambda_2: tf.Tensor) -> tf.Tensor:
+        """``Σ``, ``[L, N, N]``."""
+
+        def on_host(K: Any, *others: Any) -> tuple[Any]:
+            parts = zip(*others, strict=True)
+            found = [lapack.covariance(_latent(K, i), *part) for i, part in enumerate(parts)]
+            return (_stack(found),)
+
+        arguments = [K, lambda_2, self.chol_inverse, self.posterior.variance]
+        (Sigma,) = call_on_host(on_host, arguments, [_matrix_shape(K, lambda_2)])
+        return Sigma
+
+
+class EvaluatedCovariance(NamedTuple):
+    """The posterior at some ``(K, λ)`` with its covariance."""
+
+    posterior: LatentPosterior
+    Sigma: tf.Tensor  # [L, N, N]
+
+    def covariance(self, K: tf.Tensor, lambda_2: tf.Tensor) -> tf.Tensor:
+        """``Σ``, ``[L, N, N]``."""
+        return self.Sigma
+
+
+Known = Evaluated | EvaluatedCovariance
+
+
 class Backend(Protocol):
     """The posterior of the sites and its adjoint, for tensors with the latent as leading axis."""
 
     name: str
 
-    def posterior(
-        self, K: tf.Tensor, r: tf.Tensor, lambda_2: tf.Tensor
-    ) -> tuple[LatentPosterior, tf.Tensor]:
-        """d, v and log Z, and a matrix ``[L, N, N]`` from which :meth:`covariance` has Σ."""
-
-    def covariance(
-        self, K: tf.Tensor, lambda_2: tf.Tensor, factor: tf.Tensor, variance: tf.Tensor
-    ) -> tf.Tensor:
-        """``Σ``, ``[L, N, N]``."""
+    def posterior(self, K: tf.Tensor, r: tf.Tensor, lambda_2: tf.Tensor) -> Known:
+        """d, v and log Z, and what their covariance is made of."""
 
     def kernel_adjoint(self, Sigma: tf.Tensor, *vectors: tf.Tensor) -> tf.Tensor:
         """``K̄`` ``[L, N, N]`` from ``r, λ₂, d, d̄, v̄, z̄``."""
 
 
 class TensorFlowBackend:
-    """TensorFlow alone; the matrix that is handed on is Σ itself."""
+    """TensorFlow alone."""
 
     name = "tensorflow"
 
-    def posterior(
-        self, K: tf.Tensor, r: tf.Tensor, lambda_2: tf.Tensor
-    ) -> tuple[LatentPosterior, tf.Tensor]:
+    def posterior(self, K: tf.Tensor, r: tf.Tensor, lambda_2: tf.Tensor) -> Known:
         found = factors.factorise(K, lambda_2)
         posterior = factors.posterior_from_factors(K, found, r, lambda_2)
-        return posterior, factors.covariance_from_factors(K, found)
-
-    def covariance(
-        self, K: tf.Tensor, lambda_2: tf.Tensor, factor: tf.Tensor, variance: tf.Tensor
-    ) -> tf.Tensor:
-        return factor
+        return EvaluatedCovariance(posterior, factors.covariance_from_factors(K, found))
 
     def kernel_adjoint(self, Sigma: tf.Tensor, *vectors: tf.Tensor) -> tf.Tensor:
         return factors.kernel_adjoint(Sigma, *vectors)
 
 
 class LapackBackend:
-    """SciPy's LAPACK and BLAS, one latent after the other; the matrix that is handed on is ``L⁻¹``."""
+    """SciPy's LAPACK and BLAS, one latent after the other."""
 
     name = "lapack"
 
-    def posterior(
-        self, K: tf.Tensor, r: tf.Tensor, lambda_2: tf.Tensor
-    ) -> tuple[LatentPosterior, tf.Tensor]:
+    def posterior(self, K: tf.Tensor, r: tf.Tensor, lambda_2: tf.Tensor) -> Known:
         def on_host(K: Any, r: Any, lambda_2: Any) -> tuple[Any, ...]:
             found = [lapack.posterior(_latent(K, i), r[i], lambda_2[i]) for i in range(len(r))]
             return tuple(_stack(parts) for parts in zip(*found, strict=True))
 
-        shift, variance, log_normaliser, factor = call_on_host(
+        shift, variance, log_normaliser, chol_inverse = call_on_host(
             on_host, [K, r, lambda_2], [r.shape, r.shape, r.shape[:1], _matrix_shape(K, r)]
         )
-        return LatentPosterior(shift, variance, log_normaliser), factor
-
-    def covariance(
-        self, K: tf.Tensor, lambda_2: tf.Tensor, factor: tf.Tensor, variance: tf.Tensor
-    ) -> tf.Tensor:
-        def on_host(K: Any, *others: Any) -> tuple[Any]:
-            parts = zip(*others, strict=True)
-            found = [lapack.covariance(_latent(K, i), *part) for i, part in enumerate(parts)]
-            return (_stack(found),)
-
-        (Sigma,) = call_on_host(
-            on_host, [K, lambda_2, factor, variance], [_matrix_shape(K, lambda_2)]
-        )
-        return Sigma
+        return Evaluated(LatentPosterior(shift, variance, log_normaliser), chol_inverse)
 
     def kernel_adjoint(self, Sigma: tf.Tensor, *vectors: tf.Tensor) -> tf.Tensor:
         def on_host(*arguments: Any) -> tuple[Any]:

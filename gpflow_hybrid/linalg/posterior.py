@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from .backends import Backend, backend
+from .backends import Backend, Known, backend
 from .factors import LatentPosterior, matvec
 
 
@@ -19,34 +19,9 @@ class Marginals(NamedTuple):
     log_normaliser: tf.Tensor
 
 
-class Evaluated(NamedTuple):
-    """The posterior at some ``(K, λ)``, with what its covariance and its adjoint are made of."""
-
-    posterior: LatentPosterior
-    factor: tf.Tensor  # [L, N, N]
-
-    def covariance(self, K: tf.Tensor, lambda_2: tf.Tensor) -> tf.Tensor:
-        """``Σ``, ``[L, N, N]``."""
-        return backend().covariance(K, lambda_2, self.factor, self.posterior.variance)
-
-
-class EvaluatedCovariance(NamedTuple):
-    """:class:`Evaluated` where the covariance has been formed."""
-
-    posterior: LatentPosterior
-    Sigma: tf.Tensor  # [L, N, N]
-
-    def covariance(self, K: tf.Tensor, lambda_2: tf.Tensor) -> tf.Tensor:
-        """``Σ``, ``[L, N, N]``."""
-        return self.Sigma
-
-
-Known = Evaluated | EvaluatedCovariance
-
-
-def evaluate(K: tf.Tensor, r: tf.Tensor, lambda_2: tf.Tensor) -> Evaluated:
+def evaluate(K: tf.Tensor, r: tf.Tensor, lambda_2: tf.Tensor) -> Known:
     """The posterior of sites ``(r, λ₂)`` ``[L, N]``, without derivatives; NaN where no valid q exists."""
-    return Evaluated(*backend().posterior(*(tf.stop_gradient(x) for x in (K, r, lambda_2))))
+    return backend().posterior(*(tf.stop_gradient(x) for x in (K, r, lambda_2)))
 
 
 def site_posterior(

@@ -30,7 +30,7 @@ from ..linalg import Marginals
 from ..sites import SiteValues
 from .base import SiteModel
 
-TRAINING_TOLERANCE = 1e-7
+TRAINING_TOLERANCE = 1e-9
 """Residual to which the training loss infers: its gradient feels the residual to first order, its value
 to second order."""
 
