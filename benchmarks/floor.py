@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import gpflow
 import numpy as np
 import tensorflow as tf
-from scipy.linalg import lapack
 
 import gpflow_hybrid as gh
+from benchmarks.peers.floor import floor_of
 from gpflow_hybrid.linalg import evaluate
 
 NUM_INPUTS = 256
@@ -49,23 +49,6 @@ def problem(n: int) -> tuple[Any, Any, float, float]:
     X = rng.normal(size=(n, NUM_INPUTS))
     Y = (X[:, :1] + X[:, 1:2] + rng.normal(size=(n, 1)) > 0.0).astype(float)
     return X, Y, np.exp(3.5), np.exp(1.5)
-
-
-def floor_of(n: int) -> Callable[[], float]:
-    """A function that times one potrf and one trtri."""
-    rng = np.random.default_rng(0)
-    A = rng.normal(size=(n, n)) / np.sqrt(n)
-    A = A @ A.T + np.eye(n)
-    work = np.empty((n, n)).T
-
-    def seconds() -> float:
-        work[...] = A
-        began = time.perf_counter()
-        lapack.dpotrf(work, lower=0, overwrite_a=1, clean=0)
-        lapack.dtrtri(work, lower=0, overwrite_c=1)
-        return time.perf_counter() - began
-
-    return seconds
 
 
 def timed(call: Callable[[], Any]) -> float:

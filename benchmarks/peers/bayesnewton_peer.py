@@ -56,10 +56,7 @@ def fit(
     seconds = time.perf_counter() - start
     return Fit(
         seconds=seconds,
-        evaluations=len(losses),
-        objective=-losses[-1],
-        converged=converged,
-        note=stopping.note(converged),
+        **stopping.summary(losses, converged),
         **score(np.asarray(model.predict_y(X_test)[0]), Y_test),
         **hyperparameters(float(kernel.lengthscale), float(kernel.variance)),
     )

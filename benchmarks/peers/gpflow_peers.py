@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import gpflow
 import numpy as np
@@ -30,12 +31,17 @@ def _svgp(X: np.ndarray, Y: np.ndarray) -> tuple[Model, Callable[[], tf.Tensor]]
     return model, model.training_loss_closure((X, Y))
 
 
-def _lbfgs(model: Model, loss: Callable[[], tf.Tensor], num_data: int) -> tuple[int, float, str]:
+def _lbfgs(model: Model, loss: Callable[[], tf.Tensor], num_data: int) -> dict[str, Any]:
     found = gpflow.optimizers.Scipy().minimize(loss, model.trainable_variables)
-    return int(found.nfev), -float(found.fun), "" if found.success else str(found.message)
+    return {
+        "evaluations": int(found.nfev),
+        "objective": -float(found.fun),
+        "converged": bool(found.success),
+        "note": "" if found.success else str(found.message),
+    }
 
 
-def _natgrad(model: Model, loss: Callable[[], tf.Tensor], num_data: int) -> tuple[int, float, str]:
+def _natgrad(model: Model, loss: Callable[[], tf.Tensor], num_data: int) -> dict[str, Any]:
     """A natural-gradient step on q and an Adam step on the hyperparameters, in turn."""
     gpflow.set_trainable(model.q_mu, False)
     gpflow.set_trainable(model.q_sqrt, False)
@@ -59,7 +65,7 @@ def _natgrad(model: Model, loss: Callable[[], tf.Tensor], num_data: int) -> tupl
         return float(compiled())
 
     losses, converged = stopping.minimise(step, num_data)
-    return len(losses), -losses[-1], stopping.note(converged)
+    return stopping.summary(losses, converged)
 
 
 MODELS = {"vgp": _vgp, "svgp": _svgp}
@@ -78,14 +84,11 @@ def fit(
     """Train one of ``MODELS`` with one of ``OPTIMISERS``; the likelihood is the squeezed probit."""
     start = time.perf_counter()
     built, loss = MODELS[model](X_train, Y_train)
-    evaluations, objective, note = OPTIMISERS[optimiser](built, loss, len(X_train))
+    trained = OPTIMISERS[optimiser](built, loss, len(X_train))
     seconds = time.perf_counter() - start
     return Fit(
         seconds=seconds,
-        evaluations=evaluations,
-        objective=objective,
-        converged=not note,
-        note=note,
+        **trained,
         **score(built.predict_y(X_test)[0].numpy(), Y_test),
         **hyperparameters(built.kernel.lengthscales.numpy(), built.kernel.variance.numpy()),
     )

@@ -103,10 +103,7 @@ def fit(
     kernel = family.model.prior.kernel
     return Fit(
         seconds=seconds,
-        evaluations=len(losses),
-        objective=-losses[-1],
-        converged=converged,
-        note=stopping.note(converged),
+        **stopping.summary(losses, converged),
         **score(np.asarray(family.model.likelihood(latent).mean), Y_test),
         **hyperparameters(float(val(kernel.lengthscale)), float(val(kernel.variance))),
     )

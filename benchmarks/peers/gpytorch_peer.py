@@ -81,10 +81,7 @@ def fit(
     kernel = model.covar_module
     return Fit(
         seconds=seconds,
-        evaluations=len(losses),
-        objective=-losses[-1],
-        converged=converged,
-        note=stopping.note(converged),
+        **stopping.summary(losses, converged),
         **score(probability, Y_test),
         **hyperparameters(kernel.base_kernel.lengthscale.item(), kernel.outputscale.item()),
     )

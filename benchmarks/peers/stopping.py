@@ -7,6 +7,7 @@ natural-gradient steps has no such test, so all of them use this one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 TOLERANCE = 1e-5
 WINDOW = 20
@@ -42,6 +43,11 @@ def minimise(step: Callable[[int], float], num_data: int) -> tuple[list[float], 
     return losses, False
 
 
-def note(converged: bool) -> str:
-    """A remark for loops that reached the cap."""
-    return "" if converged else f"stopped at {CAP} iterations"
+def summary(losses: Sequence[float], converged: bool) -> dict[str, Any]:
+    """How a loop ended, as fields of a :class:`~benchmarks.peers.outcome.Fit`."""
+    return {
+        "evaluations": len(losses),
+        "objective": -losses[-1],
+        "converged": converged,
+        "note": "" if converged else f"stopped at {CAP} iterations",
+    }
