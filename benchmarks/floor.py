@@ -1,9 +1,12 @@
 """How far from LAPACK's floor: times as multiples of one ``dpotrf`` and one ``dtrtri`` of the same size.
 
     python -m benchmarks.floor 614 1232 2500
+    python -m benchmarks.floor 1000 2000 4000 --random
 
 USPS digits for n up to 1232 with 256 inputs, normal random inputs beyond; Matérn-5/2, probit, EP-like.
-Every figure is the median over repetitions that are taken in turn with the floor's, in one process.
+Every figure is the median over repetitions that are taken in turn with the floor's, in one process. The
+growth is the exponent of n between the smallest and the largest size, of the training loss per evaluation
+of the posterior.
 """
 
 from __future__ import annotations
@@ -38,9 +41,9 @@ class Ratios(NamedTuple):
     floor_seconds: float
 
 
-def problem(n: int) -> tuple[Any, Any, float, float]:
+def problem(n: int, random: bool = False) -> tuple[Any, Any, float, float]:
     """Inputs, labels, and hyperparameters near the optimum of the EP-like value."""
-    if n <= 1232:
+    if n <= 1232 and not random:
         X, Y = gh.datasets.load("usps")
         train, test = next(iter(gh.datasets.folds(len(X))))
         X_train, _ = gh.datasets.standardise(X[train], X[test])
@@ -63,9 +66,15 @@ def in_turn(calls: list[Callable[[], float]], repetitions: int) -> list[float]:
     return list(np.median([[call() for call in calls] for _ in range(repetitions)], axis=0))
 
 
-def measure(n: int, repetitions: int = 15) -> Ratios:
+def growth(sizes: list[int], found: list[Ratios]) -> float:
+    """``p`` in ``time ~ nᵖ`` between the smallest and the largest size."""
+    seconds = [r.training_loss * r.floor_seconds / r.evaluations for r in found]
+    return float(np.log(seconds[-1] / seconds[0]) / np.log(sizes[-1] / sizes[0]))
+
+
+def measure(n: int, random: bool = False, repetitions: int = 15) -> Ratios:
     """All ratios for one size."""
-    X, Y, lengthscale, sigma = problem(n)
+    X, Y, lengthscale, sigma = problem(n, random)
     kernel = gpflow.kernels.Matern52(variance=sigma**2, lengthscales=lengthscale)
     model = gh.CVIModel((X, Y), kernel, gh.likelihoods.ProbitBernoulli())
     model.infer()
@@ -105,14 +114,26 @@ def measure(n: int, repetitions: int = 15) -> Ratios:
     return Ratios(*(t / floor for t in others), evaluations, floor)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Measure and print one line per size."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sizes", nargs="*", type=int, default=[614, 1232, 2500])
-    for size in parser.parse_args().sizes:
-        found = measure(size)
+    parser.add_argument("--random", action="store_true", help="random inputs for every size")
+    arguments = parser.parse_args()
+    sizes = sorted(arguments.sizes)
+    found = []
+    for size in sizes:
+        ratios = measure(size, arguments.random)
+        found.append(ratios)
         print(
-            f"n = {size}: floor {1e3 * found.floor_seconds:.1f} ms; posterior {found.posterior:.2f}, "
-            f"M-step gradient {found.m_step:.1f}, training loss and gradient "
-            f"{found.training_loss:.1f} floors ({found.evaluations} evaluations of the posterior)",
+            f"n = {size}: floor {1e3 * ratios.floor_seconds:.1f} ms; posterior "
+            f"{ratios.posterior:.2f}, M-step gradient {ratios.m_step:.1f}, training loss and gradient "
+            f"{ratios.training_loss:.1f} floors ({ratios.evaluations} evaluations of the posterior)",
             flush=True,
         )
+    if len(sizes) > 1:
+        print(f"growth: n^{growth(sizes, found):.2f}")
+
+
+if __name__ == "__main__":
+    main()

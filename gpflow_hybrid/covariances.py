@@ -18,7 +18,10 @@ from gpflow.kernels import (
 from gpflow.mean_functions import MeanFunction
 
 from .errors import InvalidDataError
-from .linalg import backend, squared_distances
+from .linalg import backend, by_rows, squared_distances
+
+MANY_DATA = 300
+"""Number of data above which a matrix is evaluated and differentiated some rows at a time."""
 
 
 def latent_kernels(kernel: Kernel) -> Sequence[Kernel]:
@@ -59,15 +62,52 @@ def data_covariance(kernel: Kernel, X: tf.Tensor) -> tf.Tensor:
 
 def _matrix(kernel: Kernel, X: tf.Tensor) -> tf.Tensor:
     """``k(X, X)`` with the kernel's own function of the distance, and distances by BLAS."""
+    if _is_constant(X) and len(X) > MANY_DATA and _is_function_of_distance(kernel):
+        return by_rows(
+            lambda D: _from_distances(kernel, D),
+            lambda: squared_distances(X),
+            kernel.trainable_variables,
+        )
+    return _whole_matrix(kernel, X)
+
+
+def _is_constant(X: tf.Tensor) -> bool:
+    return isinstance(X, tf.Tensor) and hasattr(X, "numpy")
+
+
+def _is_function_of_distance(kernel: Kernel) -> bool:
+    """Whether the kernel is made of functions of ``‖x − x'‖`` alone, all columns with one lengthscale."""
     if isinstance(kernel, (Sum, Product)):
-        return kernel._reduce([_matrix(k, X) for k in kernel.kernels])
+        return all(_is_function_of_distance(k) for k in kernel.kernels)
+    return (
+        isinstance(kernel, IsotropicStationary)
+        and not _has_own_distance(kernel)
+        and not kernel.ard
+        and _takes_all_columns(kernel)
+    )
+
+
+def _from_distances(kernel: Kernel, D: tf.Tensor) -> tf.Tensor:
+    """The kernel as a function of squared distances, element by element."""
+    if isinstance(kernel, (Sum, Product)):
+        return kernel._reduce([_from_distances(k, D) for k in kernel.kernels])
+    return kernel.K_r2(D / tf.square(kernel.lengthscales))
+
+
+def _takes_all_columns(kernel: Kernel) -> bool:
+    return isinstance(kernel.active_dims, slice) and kernel.active_dims == slice(None)
+
+
+def _whole_matrix(kernel: Kernel, X: tf.Tensor) -> tf.Tensor:
+    if isinstance(kernel, (Sum, Product)):
+        return kernel._reduce([_whole_matrix(k, X) for k in kernel.kernels])
     if not isinstance(kernel, IsotropicStationary) or _has_own_distance(kernel):
         return tf.linalg.set_diag(kernel(X), kernel(X, full_cov=False))
-    if not (isinstance(kernel.active_dims, slice) and kernel.active_dims == slice(None)):
+    if not _takes_all_columns(kernel):
         X, _ = kernel.slice(X, None)
     if kernel.ard:
         return kernel.K_r2(squared_distances(kernel.scale(X)))
-    return kernel.K_r2(squared_distances(X) / tf.square(kernel.lengthscales))
+    return _from_distances(kernel, squared_distances(X))
 
 
 def _has_own_distance(kernel: IsotropicStationary) -> bool:

@@ -14,10 +14,19 @@ import pytest
 import tensorflow as tf
 
 import gpflow_hybrid as gh
+from gpflow_hybrid import covariances
 from gpflow_hybrid.covariances import covariance, data_covariance
 from gpflow_hybrid.inference import newton_host
 from gpflow_hybrid.inference.newton import Curvature, HostNewtonSystem, NewtonSystem
-from gpflow_hybrid.linalg import backend, distances, evaluate, marginals, squared_distances
+from gpflow_hybrid.linalg import (
+    backend,
+    by_rows,
+    distances,
+    elementwise,
+    evaluate,
+    marginals,
+    squared_distances,
+)
 from gpflow_hybrid.linalg.backends import VARIABLE
 from tests import reference
 
@@ -275,6 +284,72 @@ def test_kernel_matrices_are_gpflows(kernel: gpflow.kernels.Kernel) -> None:
         with_gradient(data_covariance), with_gradient(covariance), strict=True
     ):
         np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        gpflow.kernels.Matern52(2.0, 0.7),
+        gpflow.kernels.RationalQuadratic() * gpflow.kernels.RBF(0.3, 2.0)
+        + gpflow.kernels.Matern12(),
+        gpflow.kernels.RBF(active_dims=[1]) + gpflow.kernels.RBF(lengthscales=[0.5, 1.0, 2.0]),
+    ],
+    ids=["leaf", "tree", "not_of_one_distance"],
+)
+def test_kernel_matrices_of_many_data(
+    kernel: gpflow.kernels.Kernel, in_graph: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some rows at a time, the last block shorter; the upstream gradient need not be symmetric."""
+    monkeypatch.setattr(covariances, "MANY_DATA", 10)
+    monkeypatch.setattr(elementwise, "ELEMENTS", 40 * 7)
+    monkeypatch.setattr(distances, "KEPT", 20)
+    X = tf.constant(binary()[0])
+    W = np.random.default_rng(4).normal(size=(40, 40))
+
+    def with_gradient(matrix: Any) -> list[Any]:
+        with tf.GradientTape() as tape:
+            K = matrix(kernel, X)
+            total = tf.reduce_sum(W * K)
+        return [K, *tape.gradient(total, kernel.trainable_variables)]
+
+    run = tf.function(with_gradient, autograph=False) if in_graph else with_gradient
+    for found, expected in zip(run(data_covariance), run(covariance), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-10)
+
+
+def test_functions_by_rows_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elementwise, "_can_compile", lambda: False)
+    A = tf.random.stateless_normal([30, 30], [1, 2], tf.float64)
+    A = A + tf.transpose(A)
+    scale = tf.Variable(0.3, dtype=tf.float64)
+    found = tf.function(lambda: by_rows(lambda a: tf.sin(scale * a), lambda: A, [scale]))()
+    np.testing.assert_allclose(found, np.sin(0.3 * A), rtol=1e-12)
+
+
+@pytest.mark.parametrize("objective", ["elbo", "ep_like"])
+def test_training_on_many_data_is_that_on_few(
+    objective: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every threshold on its other side: the loss and its gradient do not change."""
+
+    def loss_and_gradient() -> list[Any]:
+        m = model(objective=objective)
+
+        @tf.function(autograph=False)
+        def evaluated() -> Any:
+            with tf.GradientTape() as tape:
+                loss = m.training_loss()
+            return [loss, *tape.gradient(loss, m.trainable_variables)]
+
+        return [float(x) for x in evaluated()]
+
+    few = loss_and_gradient()
+    monkeypatch.setattr(covariances, "MANY_DATA", 10)
+    monkeypatch.setattr(distances, "KEPT", 20)
+    monkeypatch.setattr(newton_host, "SMALL", 10)
+    monkeypatch.setattr(newton_host, "LARGE", 20)
+    np.testing.assert_allclose(loss_and_gradient(), few, rtol=1e-8)
 
 
 def test_a_kernel_with_a_distance_of_its_own_keeps_it() -> None:

@@ -11,17 +11,19 @@ derivative, by implicit differentiation. For the ELBO ``∂L_0/∂λ = 0`` and w
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import tensorflow as tf
 from gpflow.base import RegressionData
 from gpflow.likelihoods import Likelihood
 
 from .. import objectives
-from ..likelihoods.expectations import expectation_gradients, expected_log_site
+from ..likelihoods.expectations import expectation_gradients
 from ..likelihoods.ratios import log_expected_ratio
-from ..linalg import EvaluatedCovariance, marginals, matvec
+from ..linalg import EvaluatedCovariance, Marginals, marginals, matvec
 from ..sites import SiteValues
 from .common import (
+    Adjoint,
     Collapse,
     Method,
     Prior,
@@ -31,7 +33,7 @@ from .common import (
     unpack,
     with_total_gradient,
 )
-from .newton import HostNewtonSystem, NewtonSystem
+from .newton import Curvature, HostNewtonSystem, NewtonSystem
 from .reports import quadrature_error
 from .variational import Evaluation, Problem, infer_newton, residual_of
 
@@ -44,7 +46,7 @@ NOT_EXACT = (
 
 
 def collapse(alpha: float, likelihood: Likelihood, *tensors: tf.Tensor) -> Collapse:
-    """Infer ``λ*`` from the given sites and solve for the weights of the total gradient of ``L_α``.
+    """Infer ``λ*`` from the given sites and solve for the total gradient of ``L_α``.
 
     :param tensors: as for :func:`~gpflow_hybrid.inference.variational.infer_newton`.
     """
@@ -53,38 +55,94 @@ def collapse(alpha: float, likelihood: Likelihood, *tensors: tf.Tensor) -> Colla
     solution, at = from_warm_start(
         lambda start: problem.newton(start, tolerance, max_steps), warm, by_value=True
     )
+    # E_q[log t] = λ₁m − ½λ₂(m² + v); the derivative in m is the residual a
+    lambda_2 = at.sites.lambda_2
+    bound = Adjoint(at.elbo, residual_of(at.q, at.sites, at.E).a, at.E.variance + 0.5 * lambda_2)
     if alpha == 0.0:
-        return no_weights(solution, at.known)
+        return no_weights(solution, at.known, bound)
     system = problem.newton_system(at)
-    weights = _weights(problem, at, system, alpha)
-    return Collapse(solution, weights, EvaluatedCovariance(at.known.posterior, system.Sigma))
+    ratio = _ratio_gradients(problem, at, alpha)
+    weights = _weights(at, system, ratio)
+    adjoint = _total_adjoint(at, system.hessian, ratio, weights)
+
+    # Where a cavity does not exist L_α does not either; the ELBO, its lower bound, stands in, so that
+    # an optimiser can back away.
+    exists = _cavities_exist(at.q, at.sites, alpha) & _all_finite(*weights)
+    message = (
+        "gpflow_hybrid: a cavity does not exist at these hyperparameters; the training loss falls "
+        "back to the ELBO, a lower bound of the objective."
+    )
+    tf.cond(exists, tf.no_op, lambda: tf.print(message))
+    adjoint = Adjoint(*(tf.where(exists, x, y) for x, y in zip(adjoint, bound, strict=True)))
+    return Collapse(
+        solution, weights, EvaluatedCovariance(at.known.posterior, system.Sigma), adjoint
+    )
 
 
-def _weights(
-    problem: Problem, at: Evaluation, system: NewtonSystem | HostNewtonSystem, alpha: float
-) -> Residual:
-    """``w = J⁻ᵀ ∂L_α/∂λ`` in the coordinates ``a = δλ₁ − m δλ₂``, ``b = δλ₂``."""
+class RatioGradients(NamedTuple):
+    """``ℓ = Σ (1/α) log E_q[(p/t)^α]`` and its derivatives, ``[N, L]``."""
+
+    value: tf.Tensor
+    m: tf.Tensor
+    v: tf.Tensor
+    lambda_1: tf.Tensor
+    lambda_2: tf.Tensor
+
+
+def _ratio_gradients(problem: Problem, at: Evaluation, alpha: float) -> RatioGradients:
     X, Y = problem.data
-    m, v = at.q.mean, at.q.variance
-    lambda_1, lambda_2 = at.sites
+    arguments = (at.q.mean, at.q.variance, *at.sites)
     with tf.GradientTape(watch_accessed_variables=False) as tape:
-        tape.watch((m, v, lambda_1, lambda_2))
+        tape.watch(arguments)
+        m, v, lambda_1, lambda_2 = arguments
         ratio = tf.reduce_sum(
             log_expected_ratio(problem.likelihood, X, m, v, Y, lambda_1, lambda_2, alpha)
         )
-    gradients = tape.gradient(
-        ratio, (m, v, lambda_1, lambda_2), unconnected_gradients=tf.UnconnectedGradients.ZERO
-    )
-    d_m, d_v, d_1, d_2 = (tf.transpose(g) for g in gradients)
+    gradients = tape.gradient(ratio, arguments, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    return RatioGradients(ratio, *gradients)
+
+
+def _weights(
+    at: Evaluation, system: NewtonSystem | HostNewtonSystem, ratio: RatioGradients
+) -> Residual:
+    """``w = J⁻ᵀ ∂L_α/∂λ`` in the coordinates ``a = δλ₁ − m δλ₂``, ``b = δλ₂``."""
+    d_m, d_v, d_1, d_2 = (tf.transpose(g) for g in ratio[1:])
     # ∂m/∂λ₁ = Σ, ∂m/∂λ₂ = −Σ diag(m), ∂v/∂λ₂ = −Σ∘Σ; ∂log Z/∂λ = (m, −½(m² + v))
-    m, v = tf.transpose(m), tf.transpose(v)
-    Sigma = system.Sigma
-    Sigma_d_m = matvec(Sigma, d_m)
+    m, v = tf.transpose(at.q.mean), tf.transpose(at.q.variance)
+    Sigma_d_m, Sigma2_d_v = system.products(d_m, d_v)
     d_1 = d_1 + m + Sigma_d_m
-    d_2 = d_2 - 0.5 * (tf.square(m) + v) - m * Sigma_d_m - matvec(tf.square(Sigma), d_v)
+    d_2 = d_2 - 0.5 * (tf.square(m) + v) - m * Sigma_d_m - Sigma2_d_v
     wa, wb, error = system.transpose_solve(d_1, d_2 + m * d_1, tolerance=1e-10)
     tf.cond(error > GRADIENT_ERROR, lambda: tf.print(NOT_EXACT, error), tf.no_op)
     return Residual(tf.transpose(wa), tf.transpose(wb))
+
+
+def _total_adjoint(
+    at: Evaluation, hessian: Curvature, ratio: RatioGradients, weights: Residual
+) -> Adjoint:
+    """``L_α + wᵀρ`` and its derivatives in m and v: those of the ratio, and ``wᵀ∂ρ`` with
+    ``∂ρ_a = (E_mm + λ₂) ∂m + E_mv ∂v``, ``∂ρ_b = −2 (E_vm ∂m + E_vv ∂v)``."""
+
+    def pull(H: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+        return matvec(H, w, transpose_a=True)  # [N, L, L] and [N, L]
+
+    wa, wb = weights
+    value = with_total_gradient(
+        at.q.log_normaliser + ratio.value, weights, residual_of(at.q, at.sites, at.E)
+    )
+    return Adjoint(
+        value,
+        ratio.m + pull(hessian.mm, wa) + at.sites.lambda_2 * wa - 2.0 * pull(hessian.vm, wb),
+        ratio.v + pull(hessian.mv, wa) - 2.0 * pull(hessian.vv, wb),
+    )
+
+
+def _cavities_exist(q: Marginals, sites: SiteValues, alpha: float) -> tf.Tensor:
+    return tf.reduce_all(alpha * sites.lambda_2 * q.variance < 1.0)
+
+
+def _all_finite(*tensors: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(x)) for x in tensors])
 
 
 def surrogate(
@@ -93,34 +151,40 @@ def surrogate(
     """``L_α(λ*, θ)`` with the gradient of the collapsed objective, by plain automatic differentiation."""
     sites = SiteValues(*(tf.stop_gradient(x) for x in collapsed.solution.sites))
     q = marginals(prior.K, prior.mean, *sites, collapsed.known)
+    at = Marginals(*(tf.stop_gradient(x) for x in q))
+    assert collapsed.adjoint is not None  # collapse() gives it
+    value, mean_bar, variance_bar = (tf.stop_gradient(x) for x in collapsed.adjoint)
+    value += (
+        q.log_normaliser
+        - at.log_normaliser
+        + tf.reduce_sum(mean_bar * (q.mean - at.mean))
+        + tf.reduce_sum(variance_bar * (q.variance - at.variance))
+    )
+    if likelihood.trainable_variables:
+        part = _likelihood_part(alpha, at, sites, collapsed.weights, likelihood, data)
+        value += part - tf.stop_gradient(part)
+    return value
+
+
+def _likelihood_part(
+    alpha: float,
+    q: Marginals,
+    sites: SiteValues,
+    weights: Residual,
+    likelihood: Likelihood,
+    data: RegressionData,
+) -> tf.Tensor:
+    """What ``L_α + wᵀρ`` has of the likelihood's own parameters, at a constant q."""
     if alpha == 0.0:
         return objectives.elbo(q, sites, likelihood, data)
-
-    # Where a cavity does not exist L_α does not either; the ELBO, its lower bound, stands in, so that
-    # an optimiser can back away. The branch not taken stays finite, or its gradient would be NaN.
-    kept = 1.0 - alpha * sites.lambda_2 * tf.stop_gradient(q.variance)
-    finite = [tf.math.is_finite(w) for w in collapsed.weights]
-    exists = tf.reduce_all((kept > 0.0) & finite[0] & finite[1])
-    safe = SiteValues(
-        sites.lambda_1, tf.where(kept > 0.0, sites.lambda_2, tf.zeros_like(sites.lambda_2))
-    )
+    # The branch not taken stays finite, or its gradient would be NaN.
+    exists = _cavities_exist(q, sites, alpha) & _all_finite(*weights)
+    lambda_2, wa, wb = (tf.where(exists, x, tf.zeros_like(x)) for x in (sites.lambda_2, *weights))
+    safe = SiteValues(sites.lambda_1, lambda_2)
     value = objectives.power_ep(q, safe, likelihood, data, alpha)
     E = expectation_gradients(likelihood, data[0], q.mean, q.variance, data[1])
-    weights = Residual(
-        *(
-            tf.where(ok, w, tf.zeros_like(w))
-            for ok, w in zip(finite, collapsed.weights, strict=True)
-        )
-    )
-    value = with_total_gradient(value, weights, residual_of(q, sites, E))
-    expected_log_t = expected_log_site(q.mean, q.variance, *sites)
-    bound = q.log_normaliser + tf.reduce_sum(E.value) - tf.reduce_sum(expected_log_t)
-    message = (
-        "gpflow_hybrid: a cavity does not exist at these hyperparameters; the training loss falls "
-        "back to the ELBO, a lower bound of the objective."
-    )
-    tf.cond(exists, tf.no_op, lambda: tf.print(message))
-    return tf.where(exists, value, bound)
+    value = with_total_gradient(value, Residual(wa, wb), residual_of(q, sites, E))
+    return tf.where(exists, value, tf.reduce_sum(E.value))
 
 
 def variational_inference(alpha: float) -> Method:

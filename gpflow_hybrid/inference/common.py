@@ -47,6 +47,15 @@ class Solution(NamedTuple):
     residual: tf.Tensor
 
 
+class Adjoint(NamedTuple):
+    """A learning objective at ``λ*`` and its total derivatives in the marginals of q, ``[N, L]``; that in
+    log Z is one."""
+
+    value: tf.Tensor
+    mean: tf.Tensor
+    variance: tf.Tensor
+
+
 class Collapse(NamedTuple):
     """``λ*`` and the weights w of the residual ρ in the total gradient, ``dL = ∂L + wᵀ∂ρ``."""
 
@@ -54,6 +63,8 @@ class Collapse(NamedTuple):
     weights: Residual
     known: Known | None = None
     """The posterior at ``λ*``, where the iteration has it."""
+    adjoint: Adjoint | None = None
+    """The objective and its derivatives, where the iteration has them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,9 +111,12 @@ def with_total_gradient(value: tf.Tensor, weights: Residual, residual: Residual)
     )
 
 
-def no_weights(solution: Solution, known: Known | None = None) -> Collapse:
+def no_weights(
+    solution: Solution, known: Known | None = None, adjoint: Adjoint | None = None
+) -> Collapse:
     """The collapse of an objective that is stationary in λ at the solution."""
-    return Collapse(solution, Residual(*(tf.zeros_like(x) for x in solution.sites)), known)
+    zeros = Residual(*(tf.zeros_like(x) for x in solution.sites))
+    return Collapse(solution, zeros, known, adjoint)
 
 
 def relative_norm(q: Marginals, found: Residual, said: Residual) -> tf.Tensor:

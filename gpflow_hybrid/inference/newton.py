@@ -21,7 +21,7 @@ from gpflow.likelihoods import Likelihood
 from ..likelihoods.expectations import ExpectationGradients, expectation_gradients
 from ..linalg import backend, matvec
 from ..linalg.backends import call_on_host
-from .newton_host import HostSystem
+from .newton_host import HostSystem, products, squared_products
 
 STEP_TOLERANCE = 1e-4
 """Relative error of a step where the latents are coupled: exact enough for fast convergence."""
@@ -78,8 +78,18 @@ class HostNewtonSystem:
         self, Sigma: tf.Tensor, hessian: Curvature, g2: tf.Tensor, is_coupled: bool
     ) -> None:
         self.Sigma = Sigma
+        self.hessian = hessian
         self.arguments = [Sigma, *hessian, tf.transpose(g2)]
         self.is_coupled = is_coupled
+
+    def products(self, x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """``Σx`` and ``(Σ∘Σ)y``, ``[L, N]`` each."""
+
+        def on_host(Sigma: Any, x: Any, y: Any) -> tuple[Any, Any]:
+            return products(Sigma, x), squared_products(Sigma, y)
+
+        found = call_on_host(on_host, [self.Sigma, x, y], [x.shape, y.shape])
+        return found[0], found[1]
 
     def solve(self, ra: tf.Tensor, rb: tf.Tensor, damping: tf.Tensor) -> tuple[tf.Tensor, ...]:
         """``(J + μI)⁻¹ (ra, rb)``, ``[L, N]`` each, inexactly."""
@@ -129,6 +139,10 @@ class NewtonSystem:
         )
         # Σ E_mv (Σ∘Σ)
         self.product = tf.matmul(Sigma, self.mv[..., None] * self.Sigma2)
+
+    def products(self, x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """``Σx`` and ``(Σ∘Σ)y``, ``[L, N]`` each."""
+        return matvec(self.Sigma, x), matvec(self.Sigma2, y)
 
     def _matrix(self, c: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """``c I − 2 E_vv (Σ∘Σ) − (2/c) E_vm Σ E_mv (Σ∘Σ)``, ``[L, N, N]``, and 0 if it is finite, else NaN.

@@ -23,6 +23,9 @@ Map = Callable[[Array], Array]
 SMALL = 300
 """Number of data up to which a factorisation is cheaper than iterations."""
 
+LARGE = 3000
+"""Number of data above which ``Σ∘Σ`` is not kept: memory is dearer there than its elements."""
+
 ITERATIONS = 60
 """Of GMRES without factors."""
 
@@ -41,7 +44,8 @@ class HostSystem:
         damping: float,
         is_coupled: bool,
     ) -> None:
-        self.Sigma, self.Sigma2 = Sigma, Sigma * Sigma
+        self.Sigma = Sigma
+        self.Sigma2 = Sigma * Sigma if Sigma.shape[-1] <= LARGE else None
         self.mm, self.mv, self.vm, self.vv = hessian
         self.g2 = g2
         self.c = 1.0 + damping
@@ -91,11 +95,15 @@ class HostSystem:
         x, _ = iterate(factorised(), PRECONDITIONED_ITERATIONS)
         return x
 
+    def _squared_products(self, x: Array) -> Array:
+        """``(Σ∘Σ) x``."""
+        return squared_products(self.Sigma, x) if self.Sigma2 is None else products(self.Sigma2, x)
+
     # (1 + μ) a − (E_mm + g₂) Σa + E_mv (Σ∘Σ) b and (1 + μ) b + 2 E_vm Σa − 2 E_vv (Σ∘Σ) b
 
     def _apply(self, x: Array) -> Array:
         a, b = x
-        dm, dv = _products(self.Sigma, a), -_products(self.Sigma2, b)
+        dm, dv = products(self.Sigma, a), -self._squared_products(b)
         into_a = self.c * a - self.g2 * dm - _per_datum(self.mm, dm) - _per_datum(self.mv, dv)
         into_b = self.c * b + 2.0 * (_per_datum(self.vm, dm) + _per_datum(self.vv, dv))
         return np.stack([into_a, into_b])
@@ -106,8 +114,8 @@ class HostSystem:
 
         def solve(r: Array) -> Array:
             ra, rb = r
-            b = solve_matrix(rb - 2.0 * vm * _products(self.Sigma, ra) / self.c)
-            return np.stack([(ra - mv * _products(self.Sigma2, b)) / self.c, b])
+            b = solve_matrix(rb - 2.0 * vm * products(self.Sigma, ra) / self.c)
+            return np.stack([(ra - mv * self._squared_products(b)) / self.c, b])
 
         return solve
 
@@ -115,9 +123,7 @@ class HostSystem:
         wa, wb = w
         into_m = -_per_datum(self.mm, wa, True) - self.g2 * wa + 2.0 * _per_datum(self.vm, wb, True)
         into_v = _per_datum(self.mv, wa, True) - 2.0 * _per_datum(self.vv, wb, True)
-        return self.c * w + np.stack(
-            [_products(self.Sigma, into_m), _products(self.Sigma2, into_v)]
-        )
+        return self.c * w + np.stack([products(self.Sigma, into_m), self._squared_products(into_v)])
 
     def _transpose_factorised(self) -> Map:
         mv, vm, _ = self._diagonals()
@@ -125,8 +131,8 @@ class HostSystem:
 
         def solve(r: Array) -> Array:
             ra, rb = r
-            wb = solve_matrix(rb - _products(self.Sigma2, mv * ra) / self.c)
-            return np.stack([(ra - 2.0 * _products(self.Sigma, vm * wb)) / self.c, wb])
+            wb = solve_matrix(rb - self._squared_products(mv * ra) / self.c)
+            return np.stack([(ra - 2.0 * products(self.Sigma, vm * wb)) / self.c, wb])
 
         return solve
 
@@ -146,7 +152,8 @@ class HostSystem:
     def _matrix(self, latent: int) -> Array:
         """``c I − 2 E_vv (Σ∘Σ) − (2/c) E_vm Σ E_mv (Σ∘Σ)``."""
         mv, vm, vv = (d[latent] for d in self._diagonals())
-        Sigma, Sigma2 = self.Sigma[latent], self.Sigma2[latent]
+        Sigma = self.Sigma[latent]
+        Sigma2 = Sigma * Sigma if self.Sigma2 is None else self.Sigma2[latent]
         symm = get_blas_funcs("symm", (Sigma,))
         M = symm(1.0, Sigma.T, (Sigma2 * mv).T, lower=0)  # (Σ∘Σ E_mv)ᵀ = E_mv (Σ∘Σ)
         M *= -(2.0 / self.c) * vm[:, None]
@@ -158,9 +165,18 @@ class HostSystem:
         return M
 
 
-def _products(matrices: Array, vectors: Array) -> Array:
-    """``A x`` for every latent, ``[L, N]``."""
+def products(matrices: Array, vectors: Array) -> Array:
+    """``A x`` for every latent, ``[L, N]``; the matrices are symmetric."""
     return np.stack([symmetric_product(A, x) for A, x in zip(matrices, vectors, strict=True)])
+
+
+def squared_products(matrices: Array, vectors: Array) -> Array:
+    """``(A∘A) x`` for every latent, ``[L, N]``, without another matrix."""
+    found = np.empty_like(vectors)
+    for A, x, y in zip(matrices, vectors, found, strict=True):
+        for rows in row_blocks(len(x)):
+            y[rows] = np.einsum("ij,ij,j->i", A[rows], A[rows], x)
+    return found
 
 
 def _per_datum(H: Array, x: Array, transpose: bool = False) -> Array:

@@ -147,7 +147,9 @@ class Problem:
         # A wide prior: m = μ₀ + Kβ with β = λ₁ − λ₂m is a difference of much larger numbers.
         beta = sites.lambda_1 - sites.lambda_2 * q.mean
         cancelled = (
-            tf.reduce_sum(tf.abs(r)) * tf.reduce_sum(tf.abs(beta)) * tf.reduce_max(tf.abs(K))
+            tf.reduce_sum(tf.abs(r))
+            * tf.reduce_sum(tf.abs(beta))
+            * tf.reduce_max(tf.linalg.diag_part(K))  # the largest element
         )
         eps = np.finfo(K.dtype.as_numpy_dtype).eps
         noise = eps * (100.0 * terms + 4.0 * cancelled)

@@ -9,6 +9,7 @@ from .backends import (
     set_linear_algebra,
 )
 from .distances import squared_distances
+from .elementwise import by_rows
 from .factors import (
     LatentPosterior,
     covariance_from_factors,
@@ -33,6 +34,7 @@ __all__ = [
     "Marginals",
     "add_prior_mean",
     "backend",
+    "by_rows",
     "covariance_from_factors",
     "evaluate",
     "factorise",

@@ -12,15 +12,19 @@ import tensorflow as tf
 from . import lapack
 from .backends import call_on_host
 
+KEPT = 4000
+"""Number of data up to which distances are kept: beyond, computing them is little beside all else, and
+their memory is not."""
+
 _KNOWN: dict[int, tuple[weakref.ref[Any], tf.Tensor]] = {}
 
 
 def squared_distances(X: tf.Tensor) -> tf.Tensor:
     """``‖xᵢ − xⱼ‖²``, ``[N, N]``, by BLAS; differentiable in X.
 
-    Those of a constant are kept as long as the constant lives.
+    Those of a constant with up to ``KEPT`` rows are kept as long as the constant lives.
     """
-    if isinstance(X, tf.Tensor) and hasattr(X, "numpy"):
+    if isinstance(X, tf.Tensor) and hasattr(X, "numpy") and len(X) <= KEPT:
         constant = _known(X)
         return _attach(X, constant)
     return _attach(X, _compute(tf.stop_gradient(X)))

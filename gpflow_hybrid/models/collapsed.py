@@ -144,12 +144,31 @@ class CollapsedModel(SiteModel):
 
         λ moves to ``λ*`` for the present hyperparameters first, starting where it is.
         """
-        return tf.cond(self._parameters_are_proper(), self._collapsed_objective, self._penalty)
+        variables = [v for v in self.variables if self._may_be_differentiated(v)]
+        value, gradients = tf.cond(
+            self._parameters_are_proper(),
+            lambda: self._with_gradients(variables),
+            lambda: (self._penalty(), [tf.zeros_like(v) for v in variables]),
+        )
+        return _attach_gradients(value, gradients, [tf.convert_to_tensor(v) for v in variables])
 
-    def _collapsed_objective(self) -> tf.Tensor:
-        method, prior = self._method(), self.prior()
-        found = self._collapse(method, prior)
-        return method.surrogate(prior, found, self.likelihood, self._data_tensors())
+    def _may_be_differentiated(self, variable: tf.Variable) -> bool:
+        is_site = any(variable is v for v in self.sites.variables)
+        return variable.trainable and variable.dtype.is_floating and not is_site
+
+    def _with_gradients(self, variables: list[tf.Variable]) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """The objective and its gradient. Taken here, inside one branch, the gradient keeps nothing of the
+        computation, neither a copy of its graph nor its intermediate results."""
+        method = self._method()
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(variables)
+            prior = self.prior()
+            with tape.stop_recording():
+                found = self._collapse(method, prior)
+            value = method.surrogate(prior, found, self.likelihood, self._data_tensors())
+        return value, tape.gradient(
+            value, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
 
     def _parameters_are_proper(self) -> tf.Tensor:
         """Whether no transformed parameter has left its domain: an optimiser's long step can take a
@@ -259,3 +278,15 @@ class CollapsedModel(SiteModel):
             if found[-1].residual <= ACCEPTABLE_RESIDUAL:
                 break
         return min(found, key=lambda solution: float(solution.residual))
+
+
+@tf.custom_gradient
+def _attach_gradients(
+    value: tf.Tensor, gradients: list[tf.Tensor], variables: list[tf.Tensor]
+) -> tuple[tf.Tensor, Callable[..., Any]]:
+    """The value, with known derivatives in the variables' values."""
+
+    def grad(upstream: tf.Tensor) -> tuple[Any, ...]:
+        return None, [None for _ in gradients], [upstream * g for g in gradients]
+
+    return tf.identity(value), grad
