@@ -1,0 +1,282 @@
+"""``python -m examples.paper``: surfaces, table, both, and a report of what is there."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .execution import DaskCluster, Failure, InProcess, Processes, Runner, run_jobs
+from .plans import (
+    DATASETS,
+    QUICK_DATA,
+    SURFACE_METHODS,
+    WAYS,
+    Plan,
+    SurfacePlan,
+    TablePlan,
+    load_plans,
+    save_plan,
+)
+from .store import ResultStore
+
+QUICK_DATASETS = ("sonar", "diabetes")
+
+EXAMPLES = """\
+examples:
+  python -m examples.paper all --quick                 everything in two minutes, on a few data
+  python -m examples.paper surfaces --datasets sonar --methods vi ep
+  python -m examples.paper table --methods collapsed --workers 2
+  python -m examples.paper all --scheduler tcp://host:8786
+  python -m examples.paper report                      figures, tables and page from what is there
+
+Every row of a surface and every fit is stored as soon as it is done: an interrupted run goes on where it
+stopped, a finished one costs nothing, and other settings have other files.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(
+        prog="python -m examples.paper",
+        description="Reproduce the paper's figures and tables.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="command")
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument(
+        "--output",
+        type=Path,
+        default=Path("paper-results"),
+        metavar="DIR",
+        help="where results, figures and report go (default: %(default)s)",
+    )
+    running = argparse.ArgumentParser(add_help=False)
+    running.add_argument(
+        "--datasets",
+        nargs="+",
+        choices=DATASETS,
+        default=None,
+        metavar="NAME",
+        help=f"of {', '.join(DATASETS)} (default: all)",
+    )
+    running.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"{QUICK_DATA} rows, a 5×5 grid, two folds, few iterations; {' and '.join(QUICK_DATASETS)}",
+    )
+    where = running.add_mutually_exclusive_group()
+    where.add_argument(
+        "--workers",
+        type=_positive,
+        default=os.cpu_count() or 1,
+        metavar="N",
+        help="processes on this machine, which share its cores (default: %(default)s)",
+    )
+    where.add_argument(
+        "--scheduler", metavar="ADDRESS", help="a Dask scheduler, tcp://host:port, instead"
+    )
+    where.add_argument(
+        "--serial", action="store_true", help="one job after the other in this process, to debug"
+    )
+    grid = argparse.ArgumentParser(add_help=False)
+    grid.add_argument(
+        "--grid", type=_at_least_two, default=21, metavar="N", help="points per axis (default: 21)"
+    )
+    grid.add_argument(
+        "--fold", type=int, choices=range(5), default=0, help="training fold (default: 0)"
+    )
+    grid.add_argument("--seed", type=int, default=0, help="of MCMC (default: 0)")
+    grid.add_argument(
+        "--chains", type=_at_least_two, default=32, help="of MCMC, per point (default: 32)"
+    )
+    grid.add_argument(
+        "--temperatures", type=_at_least_two, default=200, help="of MCMC (default: 200)"
+    )
+    fits = argparse.ArgumentParser(add_help=False)
+    fits.add_argument(
+        "--folds",
+        type=int,
+        nargs="+",
+        choices=range(5),
+        default=list(range(5)),
+        metavar="K",
+        help="of five (default: all)",
+    )
+    fits.add_argument(
+        "--max-iterations",
+        type=_positive,
+        default=1000,
+        metavar="N",
+        help="of one training run (default: %(default)s)",
+    )
+    surfaces = commands.add_parser(
+        "surfaces",
+        parents=[running, grid, shared],
+        help="Figures 1 to 4",
+        description="Marginal likelihood and predictive density over a grid of log ℓ and log σ.",
+    )
+    surfaces.add_argument(
+        "--methods",
+        nargs="+",
+        choices=SURFACE_METHODS,
+        default=list(SURFACE_METHODS),
+        help="of inference; vi gives the surfaces of VI and Ours (default: all)",
+    )
+    table = commands.add_parser(
+        "table",
+        parents=[running, fits, shared],
+        help="Table 1",
+        description="Cross-validated accuracy and log predictive density.",
+    )
+    table.add_argument(
+        "--methods",
+        nargs="+",
+        choices=WAYS,
+        default=list(WAYS),
+        help="of training; the first three for VI and for Ours (default: all)",
+    )
+    commands.add_parser(
+        "all",
+        parents=[running, grid, fits, shared],
+        help="surfaces, table and report",
+        description="Everything, then the report.",
+    )
+    commands.add_parser(
+        "report",
+        parents=[shared],
+        help="figures, tables, HTML page and Markdown summary",
+        description="Show what is in the output directory.",
+    )
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; the exit code is 1 if a job failed, 130 if interrupted."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = parser().parse_args(given)
+    failures: list[Failure] = []
+    try:
+        if options.command != "report":
+            failures = _run(options, f"python -m examples.paper {' '.join(given)}")
+        if options.command in ("all", "report"):
+            _report(options.output)
+    except KeyboardInterrupt:
+        print("\nInterrupted. What is done is stored: the same command goes on.", file=sys.stderr)
+        return 130
+    for failure in failures:
+        print(f"\nFAILED {failure}", file=sys.stderr)
+    if failures:
+        print(f"\n{len(failures)} job(s) failed; the rest is stored.", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def plans_of(options: argparse.Namespace) -> list[Plan]:
+    """What the options ask for."""
+    names = options.datasets or (QUICK_DATASETS if options.quick else DATASETS)
+    plans: list[Plan] = []
+    if options.command in ("surfaces", "all"):
+        methods = tuple(getattr(options, "methods", SURFACE_METHODS))
+        for name in names:
+            plan = SurfacePlan(
+                name,
+                methods,
+                options.grid,
+                options.fold,
+                options.seed,
+                options.chains,
+                options.temperatures,
+            )
+            plans.append(
+                dataclasses.replace(
+                    plan, num_grid=5, num_chains=4, num_temperatures=20, max_data=QUICK_DATA
+                )
+                if options.quick
+                else plan
+            )
+    if options.command in ("table", "all"):
+        ways = tuple(getattr(options, "methods", WAYS))
+        for name in names:
+            table = TablePlan(name, ways, tuple(options.folds), options.max_iterations)
+            plans.append(
+                dataclasses.replace(table, folds=(0, 1), max_iterations=3, max_data=QUICK_DATA)
+                if options.quick
+                else table
+            )
+    return plans
+
+
+def _run(options: argparse.Namespace, command: str) -> list[Failure]:
+    failures: list[Failure] = []
+    store = ResultStore(options.output / "jobs")
+    runner = _runner(options)
+    with contextlib.closing(runner):
+        for plan in plans_of(options):
+            failures += _run_plan(plan, options.output, store, runner, command)
+    return failures
+
+
+def _run_plan(
+    plan: Plan, output: Path, store: ResultStore, runner: Runner, command: str
+) -> list[Failure]:
+    title = f"{plan.kind} {plan.dataset}"
+    outcome = run_jobs(plan.jobs(), store, runner, title)
+    counts: dict[str, Any] = {
+        "computed": outcome.computed,
+        "reused": outcome.reused,
+        "failed": len(outcome.failures),
+    }
+    run = {
+        **counts,
+        "command": command,
+        "seconds": outcome.seconds,
+        "when": time.strftime("%Y-%m-%d"),
+    }
+    known = [found for found, _ in load_plans(output, type(plan))]
+    if (
+        outcome.computed
+        or outcome.failures
+        or not any(found.same_settings_as(plan) for found in known)
+    ):  # looking again at a finished run leaves no trace
+        save_plan(output, plan, run)
+    said = ", ".join(f"{number} {what}" for what, number in counts.items())
+    print(f"{title}: {said}, {outcome.seconds:.1f} s", flush=True)
+    return outcome.failures
+
+
+def _runner(options: argparse.Namespace) -> Runner:
+    if options.scheduler:
+        return DaskCluster(options.scheduler)
+    return InProcess() if options.serial else Processes(options.workers)
+
+
+def _report(output: Path) -> None:
+    from .report import write_report
+
+    for path in write_report(output):
+        print(f"wrote {path}")
+
+
+def _positive(text: str) -> int:
+    return _integer(text, 1)
+
+
+def _at_least_two(text: str) -> int:
+    return _integer(text, 2)
+
+
+def _integer(text: str, least: int) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = least - 1
+    if number < least:
+        raise argparse.ArgumentTypeError(f"must be an integer of at least {least}; found {text!r}")
+    return number

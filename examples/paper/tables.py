@@ -1,0 +1,166 @@
+"""The table: means, deviations and paired tests over folds, beside what was published."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from scipy.stats import ttest_rel
+
+from .plans import WAYS, TablePlan, methods_of
+from .published import SIGNIFICANT, TABLE_1
+from .store import ResultStore
+
+SIGNIFICANCE = 0.05
+
+WAY_TITLES = {
+    "published": "the paper's numbers",
+    "paper": "its training details",
+    "vem": "VEM to convergence",
+    "collapsed": "collapsed, L-BFGS",
+    "ep": "EP, L-BFGS",
+    "laplace": "Laplace, L-BFGS",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One quantity of one method over the folds."""
+
+    mean: float
+    deviation: float
+    is_better: bool = False
+    """Better than its counterpart, by a paired t-test at 0.05."""
+
+    def __str__(self) -> str:
+        text = f"{self.mean:.3f} ± {self.deviation:.3f}"
+        return f"**{text}**" if self.is_better else text
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """One data set and way of training."""
+
+    dataset: str
+    way: str
+    accuracy: tuple[Cell, ...]
+    """VI and Ours; or the only one."""
+    log_density: tuple[Cell, ...]
+    p_values: tuple[float, float] | None
+    """Of the paired t-tests: accuracy, log density."""
+    num_folds: int
+    not_converged: int
+    """Fits that stopped for another reason than convergence."""
+    seconds: float
+    """Of one fit, on average."""
+
+
+def lines(plan: TablePlan, store: ResultStore) -> list[Line]:
+    """What is there, whatever run it is from; the published line first."""
+    found = [_published(plan.dataset)]
+    for way in WAYS:
+        fits = {m: _folds(plan, m, store) for m in methods_of(way)}
+        if all(len(f) == len(plan.folds) for f in fits.values()):
+            found.append(_line(plan.dataset, way, list(fits.values())))
+    return found
+
+
+def _folds(plan: TablePlan, method: str, store: ResultStore) -> list[dict[str, Any]]:
+    loaded = (store.load(plan.fit(method, fold)) for fold in plan.folds)
+    return [found["result"] for found in loaded if found is not None]
+
+
+def _line(dataset: str, way: str, fits: Sequence[list[dict[str, Any]]]) -> Line:
+    accuracy, p_accuracy = _cells(fits, "accuracy")
+    density, p_density = _cells(fits, "test_log_density")
+    every = [fit for method in fits for fit in method]
+    return Line(
+        dataset,
+        way,
+        accuracy,
+        density,
+        None if p_accuracy is None or p_density is None else (p_accuracy, p_density),
+        len(fits[0]),
+        sum(not fit["converged"] for fit in every),
+        float(np.mean([fit["training_seconds"] for fit in every])),
+    )
+
+
+def _cells(
+    fits: Sequence[list[dict[str, Any]]], quantity: str
+) -> tuple[tuple[Cell, ...], float | None]:
+    values = [np.array([fit[quantity] for fit in method]) for method in fits]
+    cells = [(float(v.mean()), float(v.std())) for v in values]
+    if len(values) == 1:
+        return (Cell(*cells[0]),), None
+    p = paired_p_value(*values)
+    significant = p < SIGNIFICANCE
+    first, second = cells
+    return (
+        Cell(*first, significant and first[0] > second[0]),
+        Cell(*second, significant and second[0] > first[0]),
+    ), p
+
+
+def paired_p_value(a: np.ndarray, b: np.ndarray) -> float:
+    """Two-sided, of a paired t-test; 1 where nothing differs or there is one fold only."""
+    if len(a) < 2 or np.array_equal(a, b):
+        return 1.0
+    p = float(ttest_rel(a, b).pvalue)
+    return 1.0 if math.isnan(p) else p
+
+
+def _published(dataset: str) -> Line:
+    vi, ours = TABLE_1[dataset]["vi"], TABLE_1[dataset]["ours"]
+    accuracy, density = SIGNIFICANT[dataset]
+    return Line(
+        dataset,
+        "published",
+        (Cell(*vi[:2]), Cell(*ours[:2], accuracy)),
+        (Cell(*vi[2:]), Cell(*ours[2:], density)),
+        None,
+        5,
+        0,
+        math.nan,
+    )
+
+
+HEADER = (
+    "data set",
+    "training",
+    "accuracy: VI",
+    "accuracy: Ours",
+    "log density: VI",
+    "log density: Ours",
+    "p accuracy",
+    "p density",
+    "not converged",
+    "seconds per fit",
+)
+
+
+def as_rows(found: Sequence[Line]) -> list[tuple[str, ...]]:
+    """Texts for a table; a method without counterpart spans VI and Ours."""
+    rows = []
+    for line in found:
+        accuracy, density = (
+            [str(c) for c in cells] if len(cells) == 2 else [str(cells[0]), ""]
+            for cells in (line.accuracy, line.log_density)
+        )
+        p = ("", "") if line.p_values is None else tuple(f"{p:.3f}" for p in line.p_values)
+        seconds = "" if math.isnan(line.seconds) else f"{line.seconds:.1f}"
+        rows.append(
+            (
+                line.dataset,
+                WAY_TITLES[line.way],
+                *accuracy,
+                *density,
+                *p,
+                "" if line.way == "published" else str(line.not_converged),
+                seconds,
+            )
+        )
+    return rows
