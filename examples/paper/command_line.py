@@ -76,9 +76,8 @@ def parser() -> argparse.ArgumentParser:
     where.add_argument(
         "--workers",
         type=_positive,
-        default=os.cpu_count() or 1,
         metavar="N",
-        help="processes on this machine, which share its cores (default: %(default)s)",
+        help="processes on this machine, which share its cores (default: one per core)",
     )
     where.add_argument(
         "--scheduler", metavar="ADDRESS", help="a Dask scheduler, tcp://host:port, instead"
@@ -116,6 +115,13 @@ def parser() -> argparse.ArgumentParser:
         default=1000,
         metavar="N",
         help="of one training run (default: %(default)s)",
+    )
+    fits.add_argument(
+        "--paper-iterations",
+        type=_positive,
+        default=1000,
+        metavar="N",
+        help="the same for the paper's training details, whose steps are short (default: %(default)s)",
     )
     surfaces = commands.add_parser(
         "surfaces",
@@ -165,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failures: list[Failure] = []
     try:
         if options.command != "report":
-            failures = _run(options, f"python -m examples.paper {' '.join(given)}")
+            failures = _run(options, _command(given))
         if options.command in ("all", "report"):
             _report(options.output)
     except KeyboardInterrupt:
@@ -176,6 +182,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if failures:
         print(f"\n{len(failures)} job(s) failed; the rest is stored.", file=sys.stderr)
     return 1 if failures else 0
+
+
+def _command(given: Sequence[str]) -> str:
+    """The command to repeat it with, wherever the results shall go."""
+    words = [w for w in given if not w.startswith("--output=")]
+    if "--output" in words:
+        i = words.index("--output")
+        words = words[:i] + words[i + 2 :]
+    return f"python -m examples.paper {' '.join(words)}"
 
 
 def plans_of(options: argparse.Namespace) -> list[Plan]:
@@ -204,9 +219,13 @@ def plans_of(options: argparse.Namespace) -> list[Plan]:
     if options.command in ("table", "all"):
         ways = tuple(getattr(options, "methods", WAYS))
         for name in names:
-            table = TablePlan(name, ways, tuple(options.folds), options.max_iterations)
+            table = TablePlan(
+                name, ways, tuple(options.folds), options.max_iterations, options.paper_iterations
+            )
             plans.append(
-                dataclasses.replace(table, folds=(0, 1), max_iterations=3, max_data=QUICK_DATA)
+                dataclasses.replace(
+                    table, folds=(0, 1), max_iterations=3, paper_iterations=3, max_data=QUICK_DATA
+                )
                 if options.quick
                 else table
             )
@@ -254,10 +273,15 @@ def _run_plan(
 def _runner(options: argparse.Namespace) -> Runner:
     if options.scheduler:
         return DaskCluster(options.scheduler)
-    return InProcess() if options.serial else Processes(options.workers)
+    return InProcess() if options.serial else Processes(options.workers or os.cpu_count() or 1)
 
 
 def _report(output: Path) -> None:
+    if not any(load_plans(output, kind) for kind in (SurfacePlan, TablePlan)):
+        raise SystemExit(
+            f"Nothing to report: {output} has no results. Run surfaces, table or all with this "
+            "--output first."
+        )
     from .report import write_report
 
     for path in write_report(output):

@@ -76,7 +76,9 @@ def paper_figure(surfaces: Surfaces) -> Figure:
             bottom.set_xlabel("log ℓ")
         axes[0, 0].set_ylabel("Marginal likelihood\nlog σ")
         axes[1, 0].set_ylabel("Predictive density\nlog σ")
-        figure.colorbar(image, ax=axes, shrink=0.6, label="nats per datum", extend="min")
+        ticks = matplotlib.ticker.MaxNLocator(6).tick_values(*scale)
+        ticks = [t for t in ticks if scale[0] <= t <= scale[1]]
+        figure.colorbar(image, ax=axes, shrink=0.6, label="nats per datum", ticks=ticks)
         figure.suptitle(
             f"{surfaces.plan.dataset.capitalize()}, fold {surfaces.plan.fold}, "
             f"n = {surfaces.num_data}"

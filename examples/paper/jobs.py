@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Any
 
-FORMAT = 1
+FORMAT = 2
 """Raised whenever the same settings have another result."""
 
 _ONE_AT_A_TIME = threading.Lock()

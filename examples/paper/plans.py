@@ -51,7 +51,7 @@ class SurfacePlan:
     @property
     def description(self) -> str:
         """The settings in words."""
-        size = "" if self.max_data is None else f", first {self.max_data} rows only"
+        size = "" if self.max_data is None else f", {self.max_data} rows only"
         return (
             f"{self.num_grid}×{self.num_grid}, fold {self.fold}; MCMC: {self.num_chains} chains, "
             f"{self.num_temperatures} temperatures, seed {self.seed}{size}"
@@ -94,6 +94,7 @@ class TablePlan:
     ways: tuple[str, ...] = WAYS
     folds: tuple[int, ...] = (0, 1, 2, 3, 4)
     max_iterations: int = 1000
+    paper_iterations: int = 1000
     max_data: int | None = None
 
     @property
@@ -104,9 +105,12 @@ class TablePlan:
     @property
     def description(self) -> str:
         """The settings in words."""
-        size = "" if self.max_data is None else f", first {self.max_data} rows only"
+        size = "" if self.max_data is None else f", {self.max_data} rows only"
         folds = " ".join(map(str, self.folds))
-        return f"folds {folds}, at most {self.max_iterations} iterations{size}"
+        return (
+            f"folds {folds}, at most {self.max_iterations} iterations, {self.paper_iterations} with the "
+            f"paper's training details{size}"
+        )
 
     def same_settings_as(self, other: TablePlan) -> bool:
         """Whether results of both belong together: only the ways of training differ."""
@@ -125,7 +129,9 @@ class TablePlan:
                 "fold": fold,
                 "max_data": self.max_data,
                 "method": method,
-                "max_iterations": self.max_iterations,
+                "max_iterations": self.paper_iterations
+                if method.startswith("paper")
+                else self.max_iterations,
             },
         )
 

@@ -150,7 +150,7 @@ def as_rows(found: Sequence[Line]) -> list[tuple[str, ...]]:
             [str(c) for c in cells] if len(cells) == 2 else [str(cells[0]), ""]
             for cells in (line.accuracy, line.log_density)
         )
-        p = ("", "") if line.p_values is None else tuple(f"{p:.3f}" for p in line.p_values)
+        p = ("", "") if line.p_values is None else tuple(_rounded(p) for p in line.p_values)
         seconds = "" if math.isnan(line.seconds) else f"{line.seconds:.1f}"
         rows.append(
             (
@@ -164,3 +164,7 @@ def as_rows(found: Sequence[Line]) -> list[tuple[str, ...]]:
             )
         )
     return rows
+
+
+def _rounded(p: float) -> str:
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"

@@ -162,7 +162,13 @@ def call_on_host(function: Any, arguments: list[tf.Tensor], shapes: list[Any]) -
     """``function``, which returns a tuple, on NumPy arrays from inside a graph; the results have the type
     of the first argument."""
     dtype = arguments[0].dtype
-    found = tf.numpy_function(function, arguments, [dtype] * len(shapes), stateful=False)
+
+    def quietly(*arrays: Any) -> Any:
+        # What is not finite comes out so, as in TensorFlow, without NumPy's warnings.
+        with np.errstate(all="ignore"):
+            return function(*arrays)
+
+    found = tf.numpy_function(quietly, arguments, [dtype] * len(shapes), stateful=False)
     return [
         tf.ensure_shape(x, shape) for x, shape in zip(tf.nest.flatten(found), shapes, strict=True)
     ]

@@ -1,0 +1,183 @@
+"""Result files and how jobs are run: nothing lost, nothing done twice, nothing damaged believed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples.paper import execution
+from examples.paper.execution import Failure, Found, InProcess, Processes, run_jobs
+from examples.paper.jobs import Job
+from examples.paper.plans import SurfacePlan, TablePlan, load_plans, save_plan
+from examples.paper.store import ResultStore, write_atomically
+
+JOBS = SurfacePlan("sonar", ("vi",), num_grid=4).jobs()
+
+
+class Fake:
+    """Computes nothing; remembers what it was asked for, and stops or fails where told to."""
+
+    def __init__(self, interrupt_after: int | None = None, failing: Sequence[Job] = ()) -> None:
+        self.asked: list[Job] = []
+        self.interrupt_after = interrupt_after
+        self.failing = failing
+
+    def results(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Found]]:
+        for i, job in enumerate(jobs):
+            if i == self.interrupt_after:
+                raise KeyboardInterrupt
+            self.asked.append(job)
+            if job in self.failing:
+                yield job, Failure(job, "ValueError: no", "traceback")
+            else:
+                yield job, {"result": {"value": job.settings["log_lengthscale"]}, "seconds": 0.0}
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ResultStore:
+    return ResultStore(tmp_path)
+
+
+def run(store: ResultStore, runner: Any, jobs: Sequence[Job] = JOBS) -> execution.Outcome:
+    return run_jobs(jobs, store, runner, "title", quiet=True)
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(store: ResultStore) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(store, Fake(interrupt_after=2))
+    rest = Fake()
+    outcome = run(store, rest)
+    assert rest.asked == JOBS[2:]
+    assert (outcome.computed, outcome.reused) == (2, 2)
+
+
+def test_a_finished_run_costs_nothing(store: ResultStore) -> None:
+    run(store, Fake())
+    again = Fake()
+    outcome = run(store, again)
+    assert again.asked == []
+    assert (outcome.computed, outcome.reused) == (0, 4)
+
+
+@pytest.mark.parametrize(
+    "change", [{"num_grid": 5}, {"fold": 1}, {"max_data": 30}], ids=lambda c: next(iter(c))
+)
+def test_other_settings_do_not_reuse_results(store: ResultStore, change: dict[str, Any]) -> None:
+    run(store, Fake())
+    other = Fake()
+    jobs = SurfacePlan("sonar", ("vi",), **{"num_grid": 4, **change}).jobs()
+    run(store, other, jobs)
+    assert other.asked == jobs
+
+
+def test_only_what_mcmc_depends_on_is_in_its_jobs() -> None:
+    first, second = (SurfacePlan("sonar", seed=seed) for seed in (0, 1))
+    assert first.row("vi", 0.0) == second.row("vi", 0.0)
+    assert first.row("mcmc", 0.0).key != second.row("mcmc", 0.0).key
+
+
+@pytest.mark.parametrize("damage", ["truncated", "a digit", "empty", "not ours", "renamed"])
+def test_damaged_files_are_detected_and_redone(store: ResultStore, damage: str) -> None:
+    run(store, Fake())
+    path = store.path(JOBS[1])
+    text = path.read_text()
+    path.write_text(
+        {
+            "truncated": text[: len(text) // 2],
+            "a digit": text.replace('"value": 1', '"value": 2'),
+            "empty": "",
+            "not ours": "[1, 2]",
+            "renamed": store.path(JOBS[2]).read_text(),
+        }[damage]
+    )
+    assert path.read_text() != text
+    again = Fake()
+    outcome = run(store, again)
+    assert again.asked == [JOBS[1]]
+    assert store.corrupt == [path]
+    assert (outcome.computed, outcome.reused) == (1, 3)
+    assert path.read_text() == text
+
+
+def test_a_write_that_fails_leaves_the_old_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.json"
+    write_atomically(path, b"old")
+
+    def full(*_: Any) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="no space"):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_failures_do_not_stop_the_others(store: ResultStore) -> None:
+    outcome = run(store, Fake(failing=JOBS[:1]))
+    assert (outcome.computed, len(outcome.failures)) == (3, 1)
+    message = str(outcome.failures[0])
+    assert "row-sonar-vi-fold0--1.00: ValueError: no" in message
+    assert "log_lengthscale=-1.0" in message
+    assert store.load(JOBS[0]) is None
+
+
+def test_an_error_in_a_job_is_a_failure_with_its_traceback() -> None:
+    job = Job("fit", {"dataset": "sonar", "method": "nonsense", "fold": 0, "max_data": 5})
+    ((found_job, failure),) = InProcess().results([job])
+    assert found_job is job
+    assert isinstance(failure, Failure)
+    assert "Traceback" in failure.details
+
+
+def test_processes_that_die_are_replaced_and_then_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pools = []
+
+    class Dying(Processes):
+        def _completed(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Found]]:
+            pools.append(len(jobs))
+            yield jobs[0], {"result": {}, "seconds": 0.0}
+            raise execution.BrokenProcessPool("a process died")
+
+    results = list(Dying(2).results(JOBS))
+    assert [r for r in results if isinstance(r[1], Failure)] == []
+    assert pools == [4, 3, 2, 1]
+    monkeypatch.setattr(execution, "MAX_DEATHS", 1)
+    failed = [r for r in Dying(2).results(JOBS) if isinstance(r[1], Failure)]
+    assert [job for job, _ in failed] == JOBS[2:]
+
+
+def test_cores_are_shared_among_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "7")
+    with execution._environment(dict.fromkeys(execution.THREAD_VARIABLES, "1")):
+        assert execution.os.environ["OMP_NUM_THREADS"] == "1"
+        assert execution.os.environ["OPENBLAS_NUM_THREADS"] == "7"  # the user's
+    assert "OMP_NUM_THREADS" not in execution.os.environ
+
+
+def test_plans_remember_their_runs(tmp_path: Path) -> None:
+    first = SurfacePlan("sonar", ("vi",))
+    save_plan(tmp_path, first, {"seconds": 1.0})
+    save_plan(tmp_path, SurfacePlan("sonar", ("mcmc",)), {"seconds": 2.0})
+    ((plan, runs),) = load_plans(tmp_path, SurfacePlan)
+    assert plan.methods == ("mcmc",)
+    assert [r["seconds"] for r in runs] == [1.0, 2.0]
+    save_plan(tmp_path, SurfacePlan("sonar", ("vi",), num_grid=5), {"seconds": 3.0})
+    ((plan, runs),) = load_plans(tmp_path, SurfacePlan)
+    assert (plan.num_grid, len(runs)) == (5, 1)
+    save_plan(tmp_path, TablePlan("usps"), {"seconds": 4.0})
+    ((table, _),) = load_plans(tmp_path, TablePlan)
+    assert table == TablePlan("usps")
+    assert json.loads((tmp_path / "table-usps.json").read_text())["plan"]["dataset"] == "usps"

@@ -1,0 +1,66 @@
+"""The table's statistics, and the paper's numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import t as student
+
+from examples.paper import tables
+from examples.paper.plans import TablePlan
+from examples.paper.store import ResultStore
+
+RNG = np.random.default_rng(0)
+VI = RNG.normal(-0.4, 0.05, size=5)
+BETTER = VI + RNG.normal(0.02, 0.002, size=5)
+NOISE = VI + np.array([0.02, -0.01, 0.01, -0.02, 0.01])
+
+
+def filled(directory: Path, plan: TablePlan, ours: np.ndarray) -> ResultStore:
+    store = ResultStore(directory)
+    for method, densities in (("collapsed-vi", VI), ("collapsed-ours", ours), ("ep", VI)):
+        for fold, density in zip(plan.folds, densities, strict=True):
+            result = {
+                "accuracy": 0.8,
+                "test_log_density": float(density),
+                "converged": fold != 2,
+                "training_seconds": 2.0,
+            }
+            store.save(plan.fit(method, fold), {"result": result, "seconds": 2.5})
+    return store
+
+
+def test_the_test_is_the_paired_one() -> None:
+    difference = BETTER - VI
+    statistic = difference.mean() / (difference.std(ddof=1) / np.sqrt(5))
+    expected = 2.0 * student.sf(abs(statistic), df=4)
+    np.testing.assert_allclose(tables.paired_p_value(VI, BETTER), expected, rtol=1e-10)
+    assert tables.paired_p_value(VI, VI) == 1.0
+    assert tables.paired_p_value(VI[:1], BETTER[:1]) == 1.0
+
+
+@pytest.mark.parametrize(("ours", "bold"), [(BETTER, True), (NOISE, False)])
+def test_lines(tmp_path: Path, ours: np.ndarray, bold: bool) -> None:
+    plan = TablePlan("sonar")
+    published, collapsed, ep = tables.lines(plan, filled(tmp_path, plan, ours))
+    assert [line.way for line in (published, collapsed, ep)] == ["published", "collapsed", "ep"]
+    assert collapsed.log_density[1].is_better is bold
+    assert not collapsed.log_density[0].is_better
+    assert str(collapsed.log_density[1]).startswith("**") == collapsed.log_density[1].is_better
+    np.testing.assert_allclose(
+        [collapsed.log_density[0].mean, collapsed.log_density[0].deviation], [VI.mean(), VI.std()]
+    )
+    assert collapsed.p_values is not None
+    assert collapsed.p_values[0] == 1.0  # equal accuracies
+    assert collapsed.not_converged == 2
+    assert ep.p_values is None
+    assert str(published.log_density[1]) == "**-0.340 ± 0.015**"
+
+
+def test_incomplete_folds_are_not_shown(tmp_path: Path) -> None:
+    plan = TablePlan("sonar")
+    store = filled(tmp_path, plan, BETTER)
+    store.path(plan.fit("collapsed-ours", 3)).unlink()
+    assert [line.way for line in tables.lines(plan, store)] == ["published", "ep"]
