@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
-import os
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .execution import DaskCluster, Failure, InProcess, Processes, Runner, run_jobs
+from tqdm import tqdm
+
+from .execution import (
+    DaskCluster,
+    Failure,
+    InProcess,
+    Outcome,
+    Processes,
+    Runner,
+    available_cores,
+    run_jobs,
+)
 from .plans import (
     DATASETS,
     QUICK_DATA,
@@ -24,9 +33,36 @@ from .plans import (
     load_plans,
     save_plan,
 )
+from .provenance import environment
 from .store import ResultStore
 
 QUICK_DATASETS = ("sonar", "diabetes")
+
+FULL: dict[str, Any] = {
+    "output": Path("paper-results"),
+    "datasets": DATASETS,
+    "grid": 21,
+    "chains": 32,
+    "temperatures": 200,
+    "folds": range(5),
+    "max_iterations": 1000,
+    "paper_iterations": 1000,
+    "max_data": None,
+}
+
+QUICK: dict[str, Any] = {
+    "output": Path("paper-results-quick"),
+    "datasets": QUICK_DATASETS,
+    "grid": 5,
+    "chains": 4,
+    "temperatures": 20,
+    "folds": range(2),
+    "max_iterations": 3,
+    "paper_iterations": 3,
+    "max_data": QUICK_DATA,
+}
+
+SIZES = ("grid", "chains", "temperatures", "folds", "max_iterations", "paper_iterations")
 
 EXAMPLES = """\
 examples:
@@ -54,16 +90,15 @@ def parser() -> argparse.ArgumentParser:
     shared.add_argument(
         "--output",
         type=Path,
-        default=Path("paper-results"),
         metavar="DIR",
-        help="where results, figures and report go (default: %(default)s)",
+        help="where results, figures and report go; it reports the last settings of each data set "
+        "(default: paper-results, or paper-results-quick)",
     )
     running = argparse.ArgumentParser(add_help=False)
     running.add_argument(
         "--datasets",
         nargs="+",
         choices=DATASETS,
-        default=None,
         metavar="NAME",
         help=f"of {', '.join(DATASETS)} (default: all)",
     )
@@ -87,41 +122,34 @@ def parser() -> argparse.ArgumentParser:
     )
     grid = argparse.ArgumentParser(add_help=False)
     grid.add_argument(
-        "--grid", type=_at_least_two, default=21, metavar="N", help="points per axis (default: 21)"
+        "--grid", type=_at_least_two, metavar="N", help="points per axis (default: 21)"
     )
     grid.add_argument(
         "--fold", type=int, choices=range(5), default=0, help="training fold (default: 0)"
     )
     grid.add_argument("--seed", type=int, default=0, help="of MCMC (default: 0)")
-    grid.add_argument(
-        "--chains", type=_at_least_two, default=32, help="of MCMC, per point (default: 32)"
-    )
-    grid.add_argument(
-        "--temperatures", type=_at_least_two, default=200, help="of MCMC (default: 200)"
-    )
+    grid.add_argument("--chains", type=_at_least_two, help="of MCMC, per point (default: 32)")
+    grid.add_argument("--temperatures", type=_at_least_two, help="of MCMC (default: 200)")
     fits = argparse.ArgumentParser(add_help=False)
     fits.add_argument(
         "--folds",
         type=int,
         nargs="+",
         choices=range(5),
-        default=list(range(5)),
         metavar="K",
         help="of five (default: all)",
     )
     fits.add_argument(
         "--max-iterations",
         type=_positive,
-        default=1000,
         metavar="N",
-        help="of one training run (default: %(default)s)",
+        help="of one training run (default: 1000)",
     )
     fits.add_argument(
         "--paper-iterations",
         type=_positive,
-        default=1000,
         metavar="N",
-        help="the same for the paper's training details, whose steps are short (default: %(default)s)",
+        help="the same for the paper's training details, whose steps are short (default: 1000)",
     )
     surfaces = commands.add_parser(
         "surfaces",
@@ -149,11 +177,19 @@ def parser() -> argparse.ArgumentParser:
         default=list(WAYS),
         help="of training; the first three for VI and for Ours (default: all)",
     )
-    commands.add_parser(
+    everything = commands.add_parser(
         "all",
         parents=[running, grid, fits, shared],
         help="surfaces, table and report",
         description="Everything, then the report.",
+    )
+    every = tuple(dict.fromkeys((*SURFACE_METHODS, *WAYS)))
+    everything.add_argument(
+        "--methods",
+        nargs="+",
+        choices=every,
+        default=list(every),
+        help="of inference for the surfaces and of training for the table (default: all)",
     )
     commands.add_parser(
         "report",
@@ -168,20 +204,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit code is 1 if a job failed, 130 if interrupted."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = parser().parse_args(given)
+    _complete(options)
     failures: list[Failure] = []
     try:
         if options.command != "report":
-            failures = _run(options, _command(given))
+            _run(options, _command(given), failures)
         if options.command in ("all", "report"):
             _report(options.output)
     except KeyboardInterrupt:
         print("\nInterrupted. What is done is stored: the same command goes on.", file=sys.stderr)
         return 130
-    for failure in failures:
-        print(f"\nFAILED {failure}", file=sys.stderr)
-    if failures:
-        print(f"\n{len(failures)} job(s) failed; the rest is stored.", file=sys.stderr)
+    finally:
+        for failure in failures:
+            print(f"\nFAILED {failure}", file=sys.stderr)
+        if failures:
+            print(f"\n{len(failures)} job(s) failed; the rest is stored.", file=sys.stderr)
     return 1 if failures else 0
+
+
+def _complete(options: argparse.Namespace) -> None:
+    """Fill in what was not given; a quick run has its own sizes, and its own directory."""
+    is_quick = getattr(options, "quick", False)
+    for name, value in (QUICK if is_quick else FULL).items():
+        if not hasattr(options, name):
+            continue
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+        elif is_quick and name in SIZES:
+            raise SystemExit(
+                f"--quick has its own --{name.replace('_', '-')}; leave one of the two out."
+            )
+    if hasattr(options, "folds"):
+        options.folds = sorted(set(options.folds))
 
 
 def _command(given: Sequence[str]) -> str:
@@ -195,12 +249,12 @@ def _command(given: Sequence[str]) -> str:
 
 def plans_of(options: argparse.Namespace) -> list[Plan]:
     """What the options ask for."""
-    names = options.datasets or (QUICK_DATASETS if options.quick else DATASETS)
+    max_data = (QUICK if options.quick else FULL)["max_data"]
     plans: list[Plan] = []
     if options.command in ("surfaces", "all"):
-        methods = tuple(getattr(options, "methods", SURFACE_METHODS))
-        for name in names:
-            plan = SurfacePlan(
+        methods = tuple(m for m in SURFACE_METHODS if m in options.methods)
+        plans += [
+            SurfacePlan(
                 name,
                 methods,
                 options.grid,
@@ -208,72 +262,60 @@ def plans_of(options: argparse.Namespace) -> list[Plan]:
                 options.seed,
                 options.chains,
                 options.temperatures,
+                max_data,
             )
-            plans.append(
-                dataclasses.replace(
-                    plan, num_grid=5, num_chains=4, num_temperatures=20, max_data=QUICK_DATA
-                )
-                if options.quick
-                else plan
-            )
+            for name in options.datasets
+            if methods
+        ]
     if options.command in ("table", "all"):
-        ways = tuple(getattr(options, "methods", WAYS))
-        for name in names:
-            table = TablePlan(
-                name, ways, tuple(options.folds), options.max_iterations, options.paper_iterations
-            )
-            plans.append(
-                dataclasses.replace(
-                    table, folds=(0, 1), max_iterations=3, paper_iterations=3, max_data=QUICK_DATA
-                )
-                if options.quick
-                else table
-            )
+        ways = tuple(w for w in WAYS if w in options.methods)
+        folds = tuple(options.folds)
+        limits = (options.max_iterations, options.paper_iterations)
+        plans += [TablePlan(d, ways, folds, *limits, max_data) for d in options.datasets if ways]
     return plans
 
 
-def _run(options: argparse.Namespace, command: str) -> list[Failure]:
-    failures: list[Failure] = []
+def _run(options: argparse.Namespace, command: str, failures: list[Failure]) -> None:
     store = ResultStore(options.output / "jobs")
+    plans = plans_of(options)
+    total = sum(len(plan.jobs()) for plan in plans)
     runner = _runner(options)
-    with contextlib.closing(runner):
-        for plan in plans_of(options):
-            failures += _run_plan(plan, options.output, store, runner, command)
-    return failures
+    with contextlib.closing(runner), tqdm(total=total, disable=None) as bar:
+        for plan in plans:
+            bar.set_description(f"{plan.kind} {plan.dataset}")
+            outcome = Outcome(failures=[])
+            try:
+                run_jobs(plan.jobs(), store, runner, bar, outcome)
+            finally:
+                failures += outcome.failures
+                _remember(plan, options.output, command, outcome)
+            bar.write(f"{plan.kind} {plan.dataset}: {_said(outcome)}, {outcome.seconds:.1f} s")
 
 
-def _run_plan(
-    plan: Plan, output: Path, store: ResultStore, runner: Runner, command: str
-) -> list[Failure]:
-    title = f"{plan.kind} {plan.dataset}"
-    outcome = run_jobs(plan.jobs(), store, runner, title)
-    counts: dict[str, Any] = {
-        "computed": outcome.computed,
-        "reused": outcome.reused,
-        "failed": len(outcome.failures),
-    }
-    run = {
-        **counts,
-        "command": command,
-        "seconds": outcome.seconds,
-        "when": time.strftime("%Y-%m-%d"),
-    }
+def _remember(plan: Plan, output: Path, command: str, outcome: Outcome) -> None:
     known = [found for found, _ in load_plans(output, type(plan))]
-    if (
-        outcome.computed
-        or outcome.failures
-        or not any(found.same_settings_as(plan) for found in known)
-    ):  # looking again at a finished run leaves no trace
+    is_new = not any(found.same_settings_as(plan) for found in known)
+    if outcome.computed or outcome.failures or is_new:
+        run = {
+            "command": command,
+            "computed": outcome.computed,
+            "reused": outcome.reused,
+            "failed": len(outcome.failures),
+            "seconds": outcome.seconds,
+            "when": time.strftime("%Y-%m-%d"),
+            "environment": environment(),
+        }
         save_plan(output, plan, run)
-    said = ", ".join(f"{number} {what}" for what, number in counts.items())
-    print(f"{title}: {said}, {outcome.seconds:.1f} s", flush=True)
-    return outcome.failures
+
+
+def _said(outcome: Outcome) -> str:
+    return f"{outcome.computed} computed, {outcome.reused} reused, {len(outcome.failures)} failed"
 
 
 def _runner(options: argparse.Namespace) -> Runner:
     if options.scheduler:
         return DaskCluster(options.scheduler)
-    return InProcess() if options.serial else Processes(options.workers or os.cpu_count() or 1)
+    return InProcess() if options.serial else Processes(options.workers or available_cores())
 
 
 def _report(output: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -12,8 +13,6 @@ import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Protocol
-
-from tqdm import tqdm
 
 from .jobs import Job, execute
 from .store import ResultStore
@@ -26,8 +25,8 @@ THREAD_VARIABLES = (
     "TF_NUM_INTEROP_THREADS",
 )
 
-MAX_DEATHS = 3
-"""Processes that may die before the jobs that are left are called failures."""
+MAX_DEATHS = 2
+"""Processes that may die under a job before it is called a failure."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,14 +42,14 @@ class Failure:
         return f"{self.job.name}: {self.error}\n  settings: {settings}\n{self.details}"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Outcome:
     """What became of a list of jobs."""
 
-    computed: int
-    reused: int
-    failures: list[Failure]
-    seconds: float
+    computed: int = 0
+    reused: int = 0
+    failures: list[Failure] = dataclasses.field(default_factory=list)
+    seconds: float = 0.0
 
 
 Found = dict[str, Any] | Failure
@@ -88,43 +87,60 @@ class Processes:
         self.pool: concurrent.futures.ProcessPoolExecutor | None = None
 
     def results(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Found]]:
-        waiting = {job.key: job for job in jobs}
-        deaths = 0
-        while waiting:
-            try:
-                for job, found in self._completed(list(waiting.values())):
-                    del waiting[job.key]
-                    yield job, found
-            except BrokenProcessPool as error:
-                # What was under way is lost, and with it which job it was: go on with a new pool.
-                self.close()
-                deaths += 1
-                if deaths > MAX_DEATHS:
-                    for job in waiting.values():
-                        yield job, _failure(job, error)
-                    return
+        waiting = collections.deque(jobs)
+        deaths: collections.Counter[str] = collections.Counter()
+        running: dict[concurrent.futures.Future[dict[str, Any]], Job] = {}
+        while waiting or running:
+            # No more than there are processes: what waits can be dropped, and a death has few suspects.
+            while waiting and len(running) < self.num_workers:
+                job = waiting.popleft()
+                try:
+                    running[self._submit(job)] = job
+                except BrokenProcessPool:  # one died between two jobs
+                    waiting.append(job)
+                    break
+            done, _ = concurrent.futures.wait(
+                running, return_when=concurrent.futures.FIRST_COMPLETED
+            )
+            broken = False
+            for future in done:
+                job, error = running.pop(future), future.exception()
+                if not isinstance(error, BrokenProcessPool):
+                    yield job, future.result() if error is None else _failure(job, error)
+                    continue
+                broken = True
+                deaths[job.key] += 1
+                if deaths[job.key] > MAX_DEATHS:
+                    yield job, _failure(job, error)
+                else:
+                    waiting.append(job)
+            if broken:
+                self.close()  # the next submission starts new processes
 
-    def _completed(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Found]]:
-        threads = max(1, (os.cpu_count() or 1) // self.num_workers)
-        with _environment(
-            dict.fromkeys(THREAD_VARIABLES, str(threads))
-        ):  # processes start at submit
+    def _submit(self, job: Job) -> concurrent.futures.Future[dict[str, Any]]:
+        threads = max(1, available_cores() // self.num_workers)
+        with _environment(dict.fromkeys(THREAD_VARIABLES, str(threads))):  # inherited at the start
             if self.pool is None:
                 self.pool = concurrent.futures.ProcessPoolExecutor(
                     self.num_workers, multiprocessing.get_context("spawn")
                 )
-            futures = {self.pool.submit(execute, job.task, job.settings): job for job in jobs}
-        for future in concurrent.futures.as_completed(futures):
-            job = futures[future]
-            error = future.exception()
-            if isinstance(error, BrokenProcessPool):
-                raise error
-            yield job, future.result() if error is None else _failure(job, error)
+            return self.pool.submit(execute, job.task, job.settings)
 
     def close(self) -> None:
+        """Ends the processes at once, whatever they are doing."""
         if self.pool is not None:
+            processes = list((self.pool._processes or {}).values())
             self.pool.shutdown(wait=False, cancel_futures=True)
+            for process in processes:
+                process.terminate()
             self.pool = None
+
+
+def available_cores() -> int:
+    """That this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 class DaskCluster:
@@ -149,15 +165,17 @@ class DaskCluster:
         self.as_completed = distributed.as_completed
 
     def results(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Found]]:
-        by_key = {job.key: job for job in jobs}
+        by_key = {f"{job.task}-{job.key}": job for job in jobs}
         futures = [
-            self.client.submit(execute, job.task, job.settings, key=job.key, pure=False)
-            for job in jobs
+            self.client.submit(execute, job.task, job.settings, key=key, pure=False)
+            for key, job in by_key.items()
         ]
         for future in self.as_completed(futures):
             job = by_key[future.key]
-            error = future.exception()
-            yield job, future.result() if error is None else _failure(job, error)
+            try:
+                yield job, future.result()
+            except Exception as error:  # of the job, or of a cluster that lost it
+                yield job, _failure(job, error)
             future.release()
 
     def close(self) -> None:
@@ -165,29 +183,30 @@ class DaskCluster:
 
 
 def run_jobs(
-    jobs: Sequence[Job], store: ResultStore, runner: Runner, title: str, quiet: bool = False
-) -> Outcome:
-    """Compute what the store does not have; every result is stored as soon as it is there."""
+    jobs: Sequence[Job], store: ResultStore, runner: Runner, bar: Any, outcome: Outcome
+) -> None:
+    """Compute what the store does not have; every result is stored as soon as it is there.
+
+    :param bar: a progress bar, of all jobs.
+    :param outcome: is filled in, also where this is interrupted.
+    """
     began = time.perf_counter()
+    known = len(store.corrupt)
     missing = [job for job in jobs if store.load(job) is None]
-    for path in store.corrupt:
-        tqdm.write(f"{path.name} is damaged: done again.")
-    failures: list[Failure] = []
-    with tqdm(
-        total=len(jobs), initial=len(jobs) - len(missing), desc=title, disable=quiet or None
-    ) as bar:
+    for path in store.corrupt[known:]:
+        bar.write(f"{path.name} is damaged: done again.")
+    outcome.reused = len(jobs) - len(missing)
+    bar.update(outcome.reused)
+    try:
         for job, found in runner.results(missing) if missing else ():
             if isinstance(found, Failure):
-                failures.append(found)
+                outcome.failures.append(found)
             else:
                 store.save(job, found)
+                outcome.computed += 1
             bar.update()
-    return Outcome(
-        len(missing) - len(failures),
-        len(jobs) - len(missing),
-        failures,
-        time.perf_counter() - began,
-    )
+    finally:
+        outcome.seconds = time.perf_counter() - began
 
 
 def _failure(job: Job, error: BaseException) -> Failure:

@@ -91,7 +91,7 @@ def error_figure(surfaces: Surfaces) -> Figure | None:
     names = [n for n in ("elbo", "ep_like", "ep") if n in surfaces.log_marginal]
     if "mcmc" not in surfaces.log_marginal or not names:
         return None
-    truth = surfaces.log_marginal["mcmc"]
+    truth, trusted = surfaces.log_marginal["mcmc"], surfaces.trusted
     errors = {n: surfaces.log_marginal[n] - truth for n in names}
     largest = max(float(np.nanmax(np.abs(e))) for e in errors.values())
     with plt.rc_context(STYLE):
@@ -114,15 +114,17 @@ def error_figure(surfaces: Surfaces) -> Figure | None:
                 rasterized=True,
             )
             _decorate(axis)
-            mean = float(np.nanmean(np.abs(errors[name])))
+            x, y = np.meshgrid(*_mesh(surfaces), indexing="ij")
+            axis.plot(x[~trusted], y[~trusted], "x", color="black", markersize=2.5, mew=0.5)
+            mean = float(np.nanmean(np.abs(errors[name][trusted])))
             axis.set_title(f"{METHODS[name]}: mean |error| {mean:.4f}")
             axis.set_xlabel("log ℓ")
         axes[0, 0].set_ylabel("log σ")
         figure.colorbar(image, ax=axes, label="estimate − AIS, nats per datum")
-        largest_error = float(np.nanmax(surfaces.standard_error))
+        largest_error = float(np.nanmax(surfaces.standard_error[trusted]))
         figure.suptitle(
             f"{surfaces.plan.dataset.capitalize()}: error against annealed importance sampling "
-            f"(its standard error is at most {largest_error:.4f})",
+            f"(standard error at most {largest_error:.4f}; × where its chains disagree: left out)",
             fontsize=8,
         )
     return figure

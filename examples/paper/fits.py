@@ -42,6 +42,8 @@ def _alternating(
         gh.VEMTrainer.paper(model, objective) if way == "paper" else gh.VEMTrainer(model, objective)
     )
     result = trainer.fit(max_iterations, progress=False)
+    if result.status == "interrupted":  # fit() ends in order; this run shall too
+        raise KeyboardInterrupt
     return model, {
         "iterations": result.num_iterations,
         "converged": result.status == "converged",

@@ -17,6 +17,10 @@ INFERENCE = {"mcmc": "mcmc", "ep": "ep", "elbo": "vi", "ep_like": "vi"}
 """The method of inference behind each: VI and Ours share theirs."""
 
 
+TRUSTED = 0.1
+"""Part of the chains that an effective sample size must have for a standard error to be believed."""
+
+
 class Optimum(NamedTuple):
     """Where a surface is largest, and the log predictive density there."""
 
@@ -38,11 +42,12 @@ class Surfaces:
     """Mean test log predictive density, by method of inference."""
     standard_error: np.ndarray | None
     """Of MCMC's estimate, per datum."""
-    num_points: int
-    num_not_converged: int
-    """Of VI's and EP's points."""
-    seconds: dict[str, float]
-    """Processor-side time of all rows, by method of inference."""
+    trusted: np.ndarray | None
+    """Where MCMC's effective sample size is at least ``TRUSTED`` of its chains."""
+    not_converged: dict[str, int]
+    """Points whose inference did not, by method of inference."""
+    incomplete: list[str]
+    """Methods of which some rows are there, not all."""
 
     def optimum(self, estimate: str) -> Optimum:
         """The largest value of an estimate on the grid."""
@@ -60,12 +65,14 @@ class Surfaces:
 
 def load_surfaces(plan: SurfacePlan, store: ResultStore) -> Surfaces | None:
     """Every method that is complete, whatever run it is from; None if none is."""
-    log_marginal, log_density, seconds = {}, {}, {}
-    error, num_data, points, failed = None, 0, 0, 0
+    log_marginal, log_density, not_converged = {}, {}, {}
+    error = trusted = None
+    num_data, incomplete = 0, []
     for method in SURFACE_METHODS:
         loaded = [store.load(plan.row(method, x)) for x in plan.log_values]
         rows = [found["result"] for found in loaded if found is not None]
         if len(rows) < len(loaded):
+            incomplete += [method] if rows else []
             continue
         num_data = rows[0]["num_data"]
         stacked = {
@@ -77,12 +84,13 @@ def load_surfaces(plan: SurfacePlan, store: ResultStore) -> Surfaces | None:
             if name in stacked:
                 log_marginal[name] = stacked[name] / num_data
         log_density[method] = stacked["test_log_density"]
-        seconds[method] = sum(found["seconds"] for found in loaded if found is not None)
         if method == "mcmc":
             error = stacked["standard_error"] / num_data
+            trusted = stacked["effective_sample_size"] >= TRUSTED * plan.num_chains
         else:
-            points += stacked["converged"].size
-            failed += int((stacked["converged"] == 0.0).sum())
+            not_converged[method] = int((stacked["converged"] == 0.0).sum())
     if not log_marginal:
         return None
-    return Surfaces(plan, num_data, log_marginal, log_density, error, points, failed, seconds)
+    return Surfaces(
+        plan, num_data, log_marginal, log_density, error, trusted, not_converged, incomplete
+    )

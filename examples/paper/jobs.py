@@ -10,8 +10,8 @@ import threading
 import time
 from typing import Any
 
-FORMAT = 2
-"""Raised whenever the same settings have another result."""
+FORMATS = {"mcmc": 3}
+"""By method, 2 if not named; raised whenever the same settings have another result."""
 
 _ONE_AT_A_TIME = threading.Lock()
 
@@ -30,7 +30,8 @@ class Job:
     @property
     def key(self) -> str:
         """A digest of task and settings: other settings, another key."""
-        return digest({"format": FORMAT, "task": self.task, "settings": self.settings})
+        version = FORMATS.get(self.settings["method"], 2)
+        return digest({"format": version, "task": self.task, "settings": self.settings})
 
     @property
     def name(self) -> str:

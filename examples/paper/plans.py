@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -159,10 +160,14 @@ def load_plans(directory: Path, kind: type[Plan]) -> list[tuple[Any, list[dict[s
     found = []
     for dataset in DATASETS:
         path = directory / f"{kind.kind}-{dataset}.json"
-        if path.exists():
+        try:
             content = json.loads(path.read_text())
             values = {k: _as_tuple(v) for k, v in content["plan"].items()}
             found.append((kind(**values), content["runs"]))
+        except FileNotFoundError:
+            continue
+        except (ValueError, KeyError, TypeError, AttributeError):
+            print(f"{path.name} is damaged or of another version: ignored.", file=sys.stderr)
     return found
 
 

@@ -6,10 +6,7 @@ import base64
 import csv
 import html
 import io
-import os
-import platform
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +16,18 @@ from .grids import METHODS, Surfaces, load_surfaces
 from .plans import Plan, SurfacePlan, TablePlan, load_plans
 from .store import ResultStore, write_atomically
 
-PACKAGES = (
-    "gpflow-hybrid",
-    "gpflow",
-    "tensorflow",
-    "tensorflow-probability",
-    "numpy",
-    "scipy",
-    "matplotlib",
-)
-
 DEVIATIONS = """\
 What differs from the paper, and is not tuned away:
 
 - The paper does not say when its alternation stops. "Its training details" (20 natural-gradient steps at
-  0.1, then 20 gradient steps at 0.001, from ℓ = σ = 1) stops at the first decrease of the objective and
-  keeps what was before it. "VEM to convergence" alternates an exact E-step with L-BFGS; with the EP-like
-  objective the alternation has no fixed point on some data sets, which it detects, keeping the best state.
-- MCMC is annealed importance sampling from a moment-matched Gaussian instead of from the prior: the same
-  quantity with a smaller error. Its standard error is stated.
+  0.1, then 20 gradient steps at 0.001 in GPflow's unconstrained parameters, from ℓ = σ = 1) stops at the
+  first decrease of the objective and keeps what was before it, or after the number of iterations that the
+  list of runs states, whichever comes first; the column "training ended" tells. "VEM to convergence"
+  alternates an exact E-step with L-BFGS; with the EP-like objective the alternation has no fixed point on
+  some data sets, which it detects ("drift"), keeping the best state.
+- MCMC is annealed importance sampling from a moment-matched Gaussian with hundreds of temperatures and the
+  mean of the weights, not from the prior with 8000 temperatures and the geometric mean of three: the same
+  quantity with a smaller error. Its standard error is stated; points whose chains disagree are marked.
 - Folds are those of scikit-learn's `KFold(5, shuffle=True, random_state=42)`; the paper does not give its
   own. Inputs are standardised with the training rows' statistics. USPS is digits 3 and 5 of the resampled
   set, all 1540 images.
@@ -79,11 +69,21 @@ def write_report(output: Path) -> list[Path]:
         written.append(_write_csv(output / "table.csv", sections[0][1]))
     if surfaces:
         sections.append(("Optima of the surfaces", _optima(surfaces)))
+    remarks = _remarks(surfaces, table_plans, store)
+    if remarks:
+        sections.append(("Remarks", (("data set", "remark"), remarks)))
     sections.append(("Runs", _runs([*surface_plans, *table_plans])))
-    environment = _environment()
+    made_with = sorted(
+        {
+            item
+            for _, runs in [*surface_plans, *table_plans]
+            for run in runs
+            for item in _made_with(run)
+        }
+    )
     for name, content in (
-        ("summary.md", _markdown(sections, pictures, environment)),
-        ("report.html", _page(sections, pictures, environment)),
+        ("summary.md", _markdown(sections, pictures, made_with)),
+        ("report.html", _page(sections, pictures, made_with)),
     ):
         write_atomically(output / name, content.encode())
         written.append(output / name)
@@ -148,7 +148,7 @@ def _runs(plans: Sequence[tuple[Plan, list[dict[str, Any]]]]) -> Tab:
             plan.kind,
             plan.dataset,
             plan.description,
-            run["command"],
+            f"`{run['command']}`",
             f"{run['seconds']:.0f} s",
             str(run["computed"]),
             str(run["reused"]),
@@ -160,25 +160,30 @@ def _runs(plans: Sequence[tuple[Plan, list[dict[str, Any]]]]) -> Tab:
     return header, rows
 
 
-def _environment() -> list[tuple[str, str]]:
-    found = [("Python", platform.python_version())]
-    for name in PACKAGES:
-        try:
-            found.append((name, metadata.version(name)))
-        except metadata.PackageNotFoundError:
-            continue
-    found.append(("machine", f"{_processor()}, {os.cpu_count()} cores, {platform.system()}"))
+def _remarks(
+    surfaces: Sequence[Surfaces],
+    table_plans: Sequence[tuple[TablePlan, Any]],
+    store: ResultStore,
+) -> list[tuple[str, ...]]:
+    """What a reader should know before believing a figure."""
+    found = []
+    for s in surfaces:
+        name = s.plan.dataset
+        for method, count in s.not_converged.items():
+            if count:
+                found.append((name, f"{method}: inference did not converge at {count} points"))
+        if s.trusted is not None and not s.trusted.all():
+            count = int((~s.trusted).sum())
+            found.append((name, f"mcmc: chains disagree at {count} of {s.trusted.size} points"))
+        found += [(name, f"{m}: some rows are missing, not shown") for m in s.incomplete]
+    for plan, _ in table_plans:
+        names = tables.incomplete(plan, store)
+        found += [(plan.dataset, f"{m}: some folds are missing, not shown") for m in names]
     return found
 
 
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.machine()
+def _made_with(run: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(name, version) for name, version in run.get("environment", [])]
 
 
 def _write_csv(path: Path, table: Tab) -> Path:
@@ -192,7 +197,7 @@ def _write_csv(path: Path, table: Tab) -> Path:
 def _markdown(
     sections: Sequence[tuple[str, Tab]],
     pictures: Sequence[tuple[str, str, Path]],
-    environment: Sequence[tuple[str, str]],
+    made_with: Sequence[tuple[str, str]],
 ) -> str:
     parts = ["# The paper, reproduced", DEVIATIONS]
     for title, (header, rows) in sections:
@@ -200,14 +205,14 @@ def _markdown(
         parts.append(f"## {title}\n\n" + "\n".join("| " + " | ".join(row) + " |" for row in table))
     parts.append("## Figures")
     parts += [f"![{name}](figures/{name}.png)\n\n{caption}" for name, caption, _ in pictures]
-    parts.append("## Made with\n\n" + "\n".join(f"- {k} {v}" for k, v in environment))
+    parts.append("## Made with\n\n" + "\n".join(f"- {k} {v}" for k, v in made_with))
     return "\n\n".join(parts) + "\n"
 
 
 def _page(
     sections: Sequence[tuple[str, Tab]],
     pictures: Sequence[tuple[str, str, Path]],
-    environment: Sequence[tuple[str, str]],
+    made_with: Sequence[tuple[str, str]],
 ) -> str:
     body = ["<h1>The paper, reproduced</h1>"]
     head, *items = DEVIATIONS.split("\n- ")
@@ -227,7 +232,7 @@ def _page(
             f"<figcaption>{html.escape(caption)}</figcaption></figure>"
         )
     body.append("<h2>Made with</h2><ul>")
-    body += [f"<li>{html.escape(k)} {html.escape(v)}</li>" for k, v in environment]
+    body += [f"<li>{html.escape(k)} {html.escape(v)}</li>" for k, v in made_with]
     body.append("</ul>")
     return (
         "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
@@ -240,5 +245,5 @@ def _page(
 
 def _cell(text: str) -> str:
     bold = text.startswith("**") and text.endswith("**")
-    text = html.escape(text.strip("*"))
+    text = html.escape(text.strip("*`"))
     return f"<b>{text}</b>" if bold else text

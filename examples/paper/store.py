@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +26,12 @@ class ResultStore:
         """``{"result": ..., "seconds": ...}``; None if there is none, or none that can be believed."""
         path = self.path(job)
         try:
-            text = path.read_text()
-        except FileNotFoundError:
-            return None
-        try:
-            content = json.loads(text)
+            content = json.loads(path.read_text())
             found = content["found"]
             intact = content["digest"] == digest(found) and content["key"] == job.key
-        except (ValueError, KeyError, TypeError):
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError):  # not text, not JSON, not ours
             intact = False
         if not intact:
             if path not in self.corrupt:
@@ -57,13 +54,13 @@ class ResultStore:
 def write_atomically(path: Path, content: bytes) -> None:
     """All of the content or nothing, also if the process is killed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with open(temporary, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise

@@ -123,5 +123,6 @@ def _mcmc_row(
     return {
         "mcmc": result.log_marginal_likelihood.tolist(),
         "standard_error": result.standard_error.tolist(),
+        "effective_sample_size": result.effective_sample_size.tolist(),
         "test_log_density": result.test_log_density.tolist(),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -52,8 +53,8 @@ class Line:
     p_values: tuple[float, float] | None
     """Of the paired t-tests: accuracy, log density."""
     num_folds: int
-    not_converged: int
-    """Fits that stopped for another reason than convergence."""
+    endings: str
+    """How training ended, with counts."""
     seconds: float
     """Of one fit, on average."""
 
@@ -66,6 +67,12 @@ def lines(plan: TablePlan, store: ResultStore) -> list[Line]:
         if all(len(f) == len(plan.folds) for f in fits.values()):
             found.append(_line(plan.dataset, way, list(fits.values())))
     return found
+
+
+def incomplete(plan: TablePlan, store: ResultStore) -> list[str]:
+    """Fits of which some folds are there, not all."""
+    methods = (m for way in WAYS for m in methods_of(way))
+    return [m for m in methods if 0 < len(_folds(plan, m, store)) < len(plan.folds)]
 
 
 def _folds(plan: TablePlan, method: str, store: ResultStore) -> list[dict[str, Any]]:
@@ -84,7 +91,10 @@ def _line(dataset: str, way: str, fits: Sequence[list[dict[str, Any]]]) -> Line:
         density,
         None if p_accuracy is None or p_density is None else (p_accuracy, p_density),
         len(fits[0]),
-        sum(not fit["converged"] for fit in every),
+        ", ".join(
+            f"{count} {status}"
+            for status, count in collections.Counter(fit["status"] for fit in every).items()
+        ),
         float(np.mean([fit["training_seconds"] for fit in every])),
     )
 
@@ -123,7 +133,7 @@ def _published(dataset: str) -> Line:
         (Cell(*vi[2:]), Cell(*ours[2:], density)),
         None,
         5,
-        0,
+        "",
         math.nan,
     )
 
@@ -131,19 +141,19 @@ def _published(dataset: str) -> Line:
 HEADER = (
     "data set",
     "training",
-    "accuracy: VI",
+    "accuracy: VI, EP, Laplace",
     "accuracy: Ours",
-    "log density: VI",
+    "log density: VI, EP, Laplace",
     "log density: Ours",
     "p accuracy",
     "p density",
-    "not converged",
+    "training ended",
     "seconds per fit",
 )
 
 
 def as_rows(found: Sequence[Line]) -> list[tuple[str, ...]]:
-    """Texts for a table; a method without counterpart spans VI and Ours."""
+    """Texts for a table."""
     rows = []
     for line in found:
         accuracy, density = (
@@ -159,7 +169,7 @@ def as_rows(found: Sequence[Line]) -> list[tuple[str, ...]]:
                 *accuracy,
                 *density,
                 *p,
-                "" if line.way == "published" else str(line.not_converged),
+                line.endings,
                 seconds,
             )
         )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,11 @@ def test_bad_arguments_are_refused(
         command_line.main(arguments)
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_quick_run_has_its_own_sizes() -> None:
+    with pytest.raises(SystemExit, match="--quick has its own --grid; leave one of the two out"):
+        command_line.main(["surfaces", "--quick", "--grid", "7"])
 
 
 def test_failed_jobs_are_shown_and_make_the_exit_code(
@@ -118,10 +125,30 @@ def run(*arguments: str, **environment: str) -> str:
 
 
 def test_a_quick_run_of_everything(tmp_path: Path) -> None:
+    """Interrupted once, finished, and looked at again."""
     output = tmp_path / "results"
     arguments = ("all", "--quick", "--datasets", "sonar", "--workers", "1", "--output", str(output))
+
+    interrupted = subprocess.Popen(
+        [sys.executable, "-m", "examples.paper", *arguments],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+    while len(list((output / "jobs").rglob("row-*.json"))) < 3 and interrupted.poll() is None:
+        time.sleep(0.05)
+    interrupted.send_signal(signal.SIGINT)
+    _, said = interrupted.communicate(timeout=60)
+    assert interrupted.returncode == 130
+    assert "Interrupted. What is done is stored" in said
+
     text = run(*arguments)
-    assert "surfaces sonar: 15 computed, 0 reused, 0 failed" in text
+    found = re.search(r"surfaces sonar: (\d+) computed, (\d+) reused, 0 failed", text)
+    assert found is not None
+    computed, reused = map(int, found.groups())
+    assert computed + reused == 15
+    assert reused >= 3
     assert "table sonar: 16 computed, 0 reused, 0 failed" in text
     for name in ("surfaces-sonar", "errors-sonar"):
         assert (output / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
@@ -135,14 +162,11 @@ def test_a_quick_run_of_everything(tmp_path: Path) -> None:
         assert words.replace("'", "&#x27;") in page
     assert (output / "table.csv").read_text().count("\n") == 7
 
-    store = ResultStore(output / "jobs")
-    plan = SurfacePlan(
-        "sonar", num_grid=5, num_chains=4, num_temperatures=20, max_data=command_line.QUICK_DATA
-    )
-    found = {m: store.load(plan.row(m, 2.0)) for m in plan.methods}
-    assert all(found.values())
     before = {p: p.stat().st_mtime_ns for p in (output / "jobs").rglob("*.json")}
-    assert "15 reused" in run(*arguments[:-2], "--output", str(output))
+    assert len(before) == 31
+    again = run(*arguments)
+    assert "0 computed, 15 reused" in again
+    assert "0 computed, 16 reused" in again
     assert {p: p.stat().st_mtime_ns for p in before} == before
 
 
@@ -168,7 +192,8 @@ def main():
             if len(busy) == 2:
                 break
             time.sleep(0.02)
-        time.sleep(1.0)
+        time.sleep(0.5)
+        assert busy[0].processing
         nanny = next(n for n in cluster.workers.values() if n.worker_address == busy[0].address)
         os.kill(nanny.pid, signal.SIGKILL)
         print("killed", flush=True)

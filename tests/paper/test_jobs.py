@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import dataclasses
 import json
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tqdm import tqdm
 
 from examples.paper import execution
-from examples.paper.execution import Failure, Found, InProcess, Processes, run_jobs
+from examples.paper.execution import Failure, Found, InProcess, Outcome, Processes, run_jobs
 from examples.paper.jobs import Job
 from examples.paper.plans import SurfacePlan, TablePlan, load_plans, save_plan
 from examples.paper.store import ResultStore, write_atomically
@@ -45,8 +50,11 @@ def store(tmp_path: Path) -> ResultStore:
     return ResultStore(tmp_path)
 
 
-def run(store: ResultStore, runner: Any, jobs: Sequence[Job] = JOBS) -> execution.Outcome:
-    return run_jobs(jobs, store, runner, "title", quiet=True)
+def run(store: ResultStore, runner: Any, jobs: Sequence[Job] = JOBS) -> Outcome:
+    outcome = Outcome()
+    with tqdm(disable=True) as bar:
+        run_jobs(jobs, store, runner, bar, outcome)
+    return outcome
 
 
 def test_an_interrupted_run_goes_on_where_it_stopped(store: ResultStore) -> None:
@@ -67,7 +75,7 @@ def test_a_finished_run_costs_nothing(store: ResultStore) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"num_grid": 5}, {"fold": 1}, {"max_data": 30}], ids=lambda c: next(iter(c))
+    "change", [{"num_grid": 5}, {"fold": 1}, {"max_data": 30}], ids=["num_grid", "fold", "max_data"]
 )
 def test_other_settings_do_not_reuse_results(store: ResultStore, change: dict[str, Any]) -> None:
     run(store, Fake())
@@ -78,26 +86,37 @@ def test_other_settings_do_not_reuse_results(store: ResultStore, change: dict[st
 
 
 def test_only_what_mcmc_depends_on_is_in_its_jobs() -> None:
-    first, second = (SurfacePlan("sonar", seed=seed) for seed in (0, 1))
-    assert first.row("vi", 0.0) == second.row("vi", 0.0)
-    assert first.row("mcmc", 0.0).key != second.row("mcmc", 0.0).key
+    first = SurfacePlan("sonar")
+    for change in ({"seed": 1}, {"num_chains": 8}, {"num_temperatures": 50}):
+        second = dataclasses.replace(first, **change)
+        assert first.row("vi", 0.0).key == second.row("vi", 0.0).key
+        assert first.row("mcmc", 0.0).key != second.row("mcmc", 0.0).key
 
 
-@pytest.mark.parametrize("damage", ["truncated", "a digit", "empty", "not ours", "renamed"])
+def test_only_the_papers_fits_depend_on_its_iterations() -> None:
+    first, second = TablePlan("sonar"), TablePlan("sonar", paper_iterations=7)
+    assert first.fit("ep", 0).key == second.fit("ep", 0).key
+    assert first.fit("paper-vi", 0).key != second.fit("paper-vi", 0).key
+
+
+@pytest.mark.parametrize(
+    "damage", ["truncated", "a digit", "empty", "not ours", "renamed", "not text"]
+)
 def test_damaged_files_are_detected_and_redone(store: ResultStore, damage: str) -> None:
     run(store, Fake())
     path = store.path(JOBS[1])
     text = path.read_text()
-    path.write_text(
+    path.write_bytes(
         {
-            "truncated": text[: len(text) // 2],
-            "a digit": text.replace('"value": 1', '"value": 2'),
-            "empty": "",
-            "not ours": "[1, 2]",
-            "renamed": store.path(JOBS[2]).read_text(),
+            "truncated": text[: len(text) // 2].encode(),
+            "a digit": text.replace('"value": 1', '"value": 2').encode(),
+            "empty": b"",
+            "not ours": b"[1, 2]",
+            "renamed": store.path(JOBS[2]).read_bytes(),
+            "not text": b"\xff\xfe\x00",
         }[damage]
     )
-    assert path.read_text() != text
+    assert path.read_bytes() != text.encode()
     again = Fake()
     outcome = run(store, again)
     assert again.asked == [JOBS[1]]
@@ -139,23 +158,48 @@ def test_an_error_in_a_job_is_a_failure_with_its_traceback() -> None:
     assert "Traceback" in failure.details
 
 
-def test_processes_that_die_are_replaced_and_then_given_up(
+def test_a_process_that_dies_is_replaced_and_one_that_always_dies_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pools = []
+    tried: list[str] = []
 
     class Dying(Processes):
-        def _completed(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Found]]:
-            pools.append(len(jobs))
-            yield jobs[0], {"result": {}, "seconds": 0.0}
-            raise execution.BrokenProcessPool("a process died")
+        """The first job's process dies always, the second's once."""
 
-    results = list(Dying(2).results(JOBS))
-    assert [r for r in results if isinstance(r[1], Failure)] == []
-    assert pools == [4, 3, 2, 1]
-    monkeypatch.setattr(execution, "MAX_DEATHS", 1)
-    failed = [r for r in Dying(2).results(JOBS) if isinstance(r[1], Failure)]
-    assert [job for job, _ in failed] == JOBS[2:]
+        def _submit(self, job: Job) -> Any:
+            tried.append(job.name)
+            future: Any = concurrent.futures.Future()
+            if job is JOBS[0] or (job is JOBS[1] and tried.count(job.name) == 1):
+                future.set_exception(execution.BrokenProcessPool("a process died"))
+            else:
+                future.set_result({"result": {}, "seconds": 0.0})
+            return future
+
+    results = dict(Dying(2).results(JOBS))
+    assert [job for job, found in results.items() if isinstance(found, Failure)] == JOBS[:1]
+    assert [tried.count(job.name) for job in JOBS] == [execution.MAX_DEATHS + 1, 2, 1, 1]
+
+
+def test_a_killed_process_loses_nothing() -> None:
+    """A real one, at work on a real job."""
+    runner = Processes(1)
+    job = SurfacePlan("sonar", ("vi",), num_grid=2, max_data=10).jobs()[0]
+
+    def kill() -> None:
+        while runner.pool is None or not runner.pool._processes:
+            time.sleep(0.01)
+        time.sleep(1.0)
+        for process in runner.pool._processes.values():
+            process.kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    ((found_job, found),) = runner.results([job])
+    killer.join()
+    runner.close()
+    assert found_job is job
+    assert not isinstance(found, Failure)
+    assert len(found["result"]["elbo"]) == 2
 
 
 def test_cores_are_shared_among_processes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,6 +209,29 @@ def test_cores_are_shared_among_processes(monkeypatch: pytest.MonkeyPatch) -> No
         assert execution.os.environ["OMP_NUM_THREADS"] == "1"
         assert execution.os.environ["OPENBLAS_NUM_THREADS"] == "7"  # the user's
     assert "OMP_NUM_THREADS" not in execution.os.environ
+
+
+def test_processes_start_with_their_part_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = {}
+
+    class Pool:
+        def submit(self, *_: Any) -> None:
+            seen.update({v: execution.os.environ.get(v) for v in execution.THREAD_VARIABLES})
+
+    for variable in execution.THREAD_VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(execution, "available_cores", lambda: 8)
+    runner = Processes(2)
+    runner.pool = Pool()  # type: ignore[assignment]
+    runner._submit(JOBS[0])
+    assert set(seen.values()) == {"4"}
+
+
+def test_a_damaged_plan_is_ignored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "surfaces-sonar.json").write_text("{")
+    (tmp_path / "surfaces-usps.json").write_text('{"plan": {"unknown": 1}, "runs": []}')
+    assert load_plans(tmp_path, SurfacePlan) == []
+    assert capsys.readouterr().err.count("damaged or of another version") == 2
 
 
 def test_plans_remember_their_runs(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def filled(directory: Path, plan: TablePlan, ours: np.ndarray) -> ResultStore:
             result = {
                 "accuracy": 0.8,
                 "test_log_density": float(density),
-                "converged": fold != 2,
+                "status": "stopped" if fold == 2 else "converged",
                 "training_seconds": 2.0,
             }
             store.save(plan.fit(method, fold), {"result": result, "seconds": 2.5})
@@ -48,13 +48,15 @@ def test_lines(tmp_path: Path, ours: np.ndarray, bold: bool) -> None:
     assert [line.way for line in (published, collapsed, ep)] == ["published", "collapsed", "ep"]
     assert collapsed.log_density[1].is_better is bold
     assert not collapsed.log_density[0].is_better
-    assert str(collapsed.log_density[1]).startswith("**") == collapsed.log_density[1].is_better
+    row = tables.as_rows([collapsed])[0]
+    assert row[5].startswith("**") is bold
+    assert not row[4].startswith("**")
     np.testing.assert_allclose(
         [collapsed.log_density[0].mean, collapsed.log_density[0].deviation], [VI.mean(), VI.std()]
     )
     assert collapsed.p_values is not None
     assert collapsed.p_values[0] == 1.0  # equal accuracies
-    assert collapsed.not_converged == 2
+    assert collapsed.endings == "8 converged, 2 stopped"
     assert ep.p_values is None
     assert str(published.log_density[1]) == "**-0.340 ± 0.015**"
 
@@ -64,3 +66,10 @@ def test_incomplete_folds_are_not_shown(tmp_path: Path) -> None:
     store = filled(tmp_path, plan, BETTER)
     store.path(plan.fit("collapsed-ours", 3)).unlink()
     assert [line.way for line in tables.lines(plan, store)] == ["published", "ep"]
+    assert tables.incomplete(plan, store) == ["collapsed-ours"]
+
+
+def test_the_worse_of_the_two_is_never_bold(tmp_path: Path) -> None:
+    plan = TablePlan("sonar")
+    _, collapsed, _ = tables.lines(plan, filled(tmp_path, plan, 2.0 * VI - BETTER))
+    assert [cell.is_better for cell in collapsed.log_density] == [True, False]
