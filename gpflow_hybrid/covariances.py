@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import tensorflow as tf
-from gpflow.base import TensorType
+from gpflow.base import Parameter, TensorType
 from gpflow.kernels import (
     IsotropicStationary,
     Kernel,
@@ -16,6 +16,7 @@ from gpflow.kernels import (
     Sum,
 )
 from gpflow.mean_functions import MeanFunction
+from tensorflow.python.eager import record
 
 from .errors import InvalidDataError
 from .linalg import backend, by_rows, squared_distances
@@ -72,7 +73,9 @@ def _matrix(kernel: Kernel, X: tf.Tensor) -> tf.Tensor:
 
 
 def _is_constant(X: tf.Tensor) -> bool:
-    return isinstance(X, tf.Tensor) and hasattr(X, "numpy")
+    """Whether nobody differentiates in X."""
+    is_eager = isinstance(X, tf.Tensor) and hasattr(X, "numpy")
+    return is_eager and not record.should_record_backprop([X])
 
 
 def _is_function_of_distance(kernel: Kernel) -> bool:
@@ -82,8 +85,19 @@ def _is_function_of_distance(kernel: Kernel) -> bool:
     return (
         isinstance(kernel, IsotropicStationary)
         and not _has_own_distance(kernel)
+        and _is_gpflows(kernel)
         and not kernel.ard
         and _takes_all_columns(kernel)
+    )
+
+
+def _is_gpflows(kernel: IsotropicStationary) -> bool:
+    """Whether the function of the distance is GPflow's own, of parameters: known to act on every element
+    alike, and to compile."""
+    functions = (getattr(type(kernel), name, None) for name in ("K_r", "K_r2"))
+    parameters = (kernel.variance, kernel.lengthscales)
+    return all(isinstance(p, Parameter) for p in parameters) and all(
+        f is None or f.__module__.startswith("gpflow.") for f in functions
     )
 
 

@@ -179,8 +179,8 @@ def _likelihood_part(
         return objectives.elbo(q, sites, likelihood, data)
     # The branch not taken stays finite, or its gradient would be NaN.
     exists = _cavities_exist(q, sites, alpha) & _all_finite(*weights)
-    lambda_2, wa, wb = (tf.where(exists, x, tf.zeros_like(x)) for x in (sites.lambda_2, *weights))
-    safe = SiteValues(sites.lambda_1, lambda_2)
+    lambda_1, lambda_2, wa, wb = (tf.where(exists, x, tf.zeros_like(x)) for x in (*sites, *weights))
+    safe = SiteValues(lambda_1, lambda_2)
     value = objectives.power_ep(q, safe, likelihood, data, alpha)
     E = expectation_gradients(likelihood, data[0], q.mean, q.variance, data[1])
     value = with_total_gradient(value, Residual(wa, wb), residual_of(q, sites, E))

@@ -13,6 +13,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 from check_shapes import inherit_check_shapes
 from gpflow.base import Parameter
+from tensorflow.python.eager import record
 
 from ..compilation import call_compiled
 from ..errors import InvalidDataError, NonFiniteError
@@ -144,31 +145,38 @@ class CollapsedModel(SiteModel):
 
         λ moves to ``λ*`` for the present hyperparameters first, starting where it is.
         """
-        variables = [v for v in self.variables if self._may_be_differentiated(v)]
+        variables: list[tf.Variable] = []
         value, gradients = tf.cond(
             self._parameters_are_proper(),
             lambda: self._with_gradients(variables),
-            lambda: (self._penalty(), [tf.zeros_like(v) for v in variables]),
+            lambda: self._penalty_with_gradients(variables),
         )
         return _attach_gradients(value, gradients, [tf.convert_to_tensor(v) for v in variables])
 
-    def _may_be_differentiated(self, variable: tf.Variable) -> bool:
-        is_site = any(variable is v for v in self.sites.variables)
-        return variable.trainable and variable.dtype.is_floating and not is_site
-
     def _with_gradients(self, variables: list[tf.Variable]) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """The objective and its gradient. Taken here, inside one branch, the gradient keeps nothing of the
-        computation, neither a copy of its graph nor its intermediate results."""
+        computation, neither a copy of its graph nor its intermediate results.
+
+        :param variables: is filled with those that the objective depends on.
+        """
         method = self._method()
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(variables)
+        if tf.executing_eagerly() and not record.could_possibly_record():
+            prior = self.prior()
+            found = self._collapse(method, prior)
+            return method.surrogate(prior, found, self.likelihood, self._data_tensors()), []
+        with tf.GradientTape() as tape:
             prior = self.prior()
             with tape.stop_recording():
                 found = self._collapse(method, prior)
             value = method.surrogate(prior, found, self.likelihood, self._data_tensors())
-        return value, tape.gradient(
+        # Data in variables have no gradient: λ, which follows θ, does not follow them.
+        excluded = {id(v) for v in (*self.sites.variables, *self.data)}
+        variables += [v for v in tape.watched_variables() if id(v) not in excluded]
+        gradients = tape.gradient(
             value, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
+        # Dense, as the other branch's zeros are; constants for whoever differentiates once more.
+        return value, [tf.stop_gradient(tf.convert_to_tensor(g)) for g in gradients]
 
     def _parameters_are_proper(self) -> tf.Tensor:
         """Whether no transformed parameter has left its domain: an optimiser's long step can take a
@@ -194,6 +202,13 @@ class CollapsedModel(SiteModel):
         with tf.control_dependencies([tf.debugging.Assert(begun, [message])]):
             num_data = tf.cast(tf.shape(self.sites.lambda_1)[0], self.sites.lambda_1.dtype)
             return -PENALTY_PER_DATUM * num_data
+
+    def _penalty_with_gradients(
+        self, variables: list[tf.Variable]
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        if tf.executing_eagerly():  # in a graph, the other branch has filled the list
+            variables += self.trainable_variables
+        return self._penalty(), [tf.zeros_like(v) for v in variables]
 
     def _training_limits(self, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
         tolerance = max(TRAINING_TOLERANCE, 1e3 * float(np.finfo(dtype.as_numpy_dtype).eps))
@@ -287,6 +302,6 @@ def _attach_gradients(
     """The value, with known derivatives in the variables' values."""
 
     def grad(upstream: tf.Tensor) -> tuple[Any, ...]:
-        return None, [None for _ in gradients], [upstream * g for g in gradients]
+        return None, [None for _ in gradients], [tf.cast(upstream, g.dtype) * g for g in gradients]
 
     return tf.identity(value), grad
