@@ -85,11 +85,13 @@ class Processes:
     def __init__(self, num_workers: int) -> None:
         self.num_workers = num_workers
         self.pool: concurrent.futures.ProcessPoolExecutor | None = None
+        self.is_busy = False
 
     def results(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Found]]:
         waiting = collections.deque(jobs)
         deaths: collections.Counter[str] = collections.Counter()
         running: dict[concurrent.futures.Future[dict[str, Any]], Job] = {}
+        self.is_busy = True
         while waiting or running:
             # No more than there are processes: what waits can be dropped, and a death has few suspects.
             while waiting and len(running) < self.num_workers:
@@ -116,6 +118,7 @@ class Processes:
                     waiting.append(job)
             if broken:
                 self.close()  # the next submission starts new processes
+        self.is_busy = False
 
     def _submit(self, job: Job) -> concurrent.futures.Future[dict[str, Any]]:
         threads = max(1, available_cores() // self.num_workers)
@@ -127,13 +130,15 @@ class Processes:
             return self.pool.submit(execute, job.task, job.settings)
 
     def close(self) -> None:
-        """Ends the processes at once, whatever they are doing."""
-        if self.pool is not None:
-            processes = list((self.pool._processes or {}).values())
-            self.pool.shutdown(wait=False, cancel_futures=True)
+        """Ends the processes; those at work, because this was interrupted, at once."""
+        if self.pool is None:
+            return
+        processes = list((self.pool._processes or {}).values())
+        self.pool.shutdown(wait=not self.is_busy, cancel_futures=True)
+        if self.is_busy:
             for process in processes:
                 process.terminate()
-            self.pool = None
+        self.pool = None
 
 
 def available_cores() -> int:
