@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import multiprocessing
 import os
+import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -125,7 +126,7 @@ class Processes:
         with _environment(dict.fromkeys(THREAD_VARIABLES, str(threads))):  # inherited at the start
             if self.pool is None:
                 self.pool = concurrent.futures.ProcessPoolExecutor(
-                    self.num_workers, multiprocessing.get_context("spawn")
+                    self.num_workers, multiprocessing.get_context("spawn"), _end_with_parent
                 )
             return self.pool.submit(execute, job.task, job.settings)
 
@@ -139,6 +140,18 @@ class Processes:
             for process in processes:
                 process.terminate()
         self.pool = None
+
+
+def _end_with_parent() -> None:
+    """A process whose parent was killed does not work on for nobody."""
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def available_cores() -> int:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -200,6 +204,50 @@ def test_a_killed_process_loses_nothing() -> None:
     assert found_job is job
     assert not isinstance(found, Failure)
     assert len(found["result"]["elbo"]) == 2
+
+
+def test_processes_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    program = tmp_path / "parent.py"
+    program.write_text(
+        """
+import time
+from examples.paper.execution import Processes
+from examples.paper.plans import TablePlan
+
+if __name__ == "__main__":
+    runner = Processes(1)
+    runner._submit(TablePlan("usps").fit("paper-vi", 0))  # hours
+    while not runner.pool._processes:
+        time.sleep(0.01)
+    print(next(iter(runner.pool._processes)), flush=True)
+    time.sleep(600.0)
+"""
+    )
+    parent = subprocess.Popen(
+        [sys.executable, str(program)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    time.sleep(3.0)  # the child has started
+    parent.kill()
+    parent.communicate()
+    for _ in range(100):
+        if not _is_running(child):
+            return
+        time.sleep(0.1)
+    os.kill(child, signal.SIGKILL)
+    pytest.fail("a process has outlived its parent")
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
 
 
 def test_cores_are_shared_among_processes(monkeypatch: pytest.MonkeyPatch) -> None:
