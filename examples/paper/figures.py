@@ -98,7 +98,7 @@ def error_figure(surfaces: Surfaces) -> Figure | None:
         figure, axes = plt.subplots(
             1,
             len(names),
-            figsize=(2.3 * len(names) + 0.9, 2.6),
+            figsize=(2.5 * len(names) + 1.0, 3.3),
             layout="constrained",
             squeeze=False,
             sharey=True,
@@ -123,8 +123,8 @@ def error_figure(surfaces: Surfaces) -> Figure | None:
         figure.colorbar(image, ax=axes, label="estimate − AIS, nats per datum")
         largest_error = float(np.nanmax(surfaces.standard_error[trusted]))
         figure.suptitle(
-            f"{surfaces.plan.dataset.capitalize()}: error against annealed importance sampling "
-            f"(standard error at most {largest_error:.4f}; × where its chains disagree: left out)",
+            f"{surfaces.plan.dataset.capitalize()}: error against annealed importance sampling\n"
+            f"(its standard error is at most {largest_error:.4f}; × where its chains disagree, left out)",
             fontsize=8,
         )
     return figure
