@@ -94,30 +94,28 @@ class Processes:
         running: dict[concurrent.futures.Future[dict[str, Any]], Job] = {}
         self.is_busy = True
         while waiting or running:
+            is_broken = False
             # No more than there are processes: what waits can be dropped, and a death has few suspects.
-            while waiting and len(running) < self.num_workers:
-                job = waiting.popleft()
+            while waiting and len(running) < self.num_workers and not is_broken:
                 try:
-                    running[self._submit(job)] = job
+                    running[self._submit(waiting[0])] = waiting[0]
+                    waiting.popleft()
                 except BrokenProcessPool:  # one died between two jobs
-                    waiting.append(job)
-                    break
+                    is_broken = True
             done, _ = concurrent.futures.wait(
                 running, return_when=concurrent.futures.FIRST_COMPLETED
             )
-            broken = False
+            if is_broken or any(isinstance(f.exception(), BrokenProcessPool) for f in done):
+                is_broken = True
+                done, _ = concurrent.futures.wait(running)  # a broken pool ends all of them
             for future in done:
                 job, error = running.pop(future), future.exception()
-                if not isinstance(error, BrokenProcessPool):
-                    yield job, future.result() if error is None else _failure(job, error)
-                    continue
-                broken = True
-                deaths[job.key] += 1
-                if deaths[job.key] > MAX_DEATHS:
-                    yield job, _failure(job, error)
-                else:
+                if isinstance(error, BrokenProcessPool) and deaths[job.key] < MAX_DEATHS:
+                    deaths[job.key] += 1
                     waiting.append(job)
-            if broken:
+                else:
+                    yield job, future.result() if error is None else _failure(job, error)
+            if is_broken:
                 self.close()  # the next submission starts new processes
         self.is_busy = False
 

@@ -184,6 +184,24 @@ def test_a_process_that_dies_is_replaced_and_one_that_always_dies_is_given_up(
     assert [tried.count(job.name) for job in JOBS] == [execution.MAX_DEATHS + 1, 2, 1, 1]
 
 
+def test_a_process_that_dies_between_two_jobs_is_replaced() -> None:
+    closed: list[int] = []
+
+    class Idle(Processes):
+        def _submit(self, job: Job) -> Any:
+            if not closed:
+                raise execution.BrokenProcessPool("a process died")
+            future: Any = concurrent.futures.Future()
+            future.set_result({"result": {}, "seconds": 0.0})
+            return future
+
+        def close(self) -> None:
+            closed.append(1)
+
+    assert [job for job, _ in Idle(1).results(JOBS)] == JOBS
+    assert closed == [1]
+
+
 def test_a_killed_process_loses_nothing() -> None:
     """A real one, at work on a real job."""
     runner = Processes(1)
