@@ -157,39 +157,24 @@ def parser() -> argparse.ArgumentParser:
         help="Figures 1 to 4",
         description="Marginal likelihood and predictive density over a grid of log ℓ and log σ.",
     )
-    surfaces.add_argument(
-        "--methods",
-        nargs="+",
-        choices=SURFACE_METHODS,
-        default=list(SURFACE_METHODS),
-        help="of inference; vi gives the surfaces of VI and Ours (default: all)",
-    )
+    _add_methods(surfaces, SURFACE_METHODS, "of inference; vi gives the surfaces of VI and Ours")
     table = commands.add_parser(
         "table",
         parents=[running, fits, shared],
         help="Table 1",
         description="Cross-validated accuracy and log predictive density.",
     )
-    table.add_argument(
-        "--methods",
-        nargs="+",
-        choices=WAYS,
-        default=list(WAYS),
-        help="of training; the first three for VI and for Ours (default: all)",
-    )
+    _add_methods(table, WAYS, "of training; the first three for VI and for Ours")
     everything = commands.add_parser(
         "all",
         parents=[running, grid, fits, shared],
         help="surfaces, table and report",
         description="Everything, then the report.",
     )
-    every = tuple(dict.fromkeys((*SURFACE_METHODS, *WAYS)))
-    everything.add_argument(
-        "--methods",
-        nargs="+",
-        choices=every,
-        default=list(every),
-        help="of inference for the surfaces and of training for the table (default: all)",
+    _add_methods(
+        everything,
+        tuple(dict.fromkeys((*SURFACE_METHODS, *WAYS))),
+        "of inference for the surfaces and of training for the table",
     )
     commands.add_parser(
         "report",
@@ -198,6 +183,12 @@ def parser() -> argparse.ArgumentParser:
         description="Show what is in the output directory.",
     )
     return top
+
+
+def _add_methods(command: argparse.ArgumentParser, names: Sequence[str], what: str) -> None:
+    command.add_argument(
+        "--methods", nargs="+", choices=names, default=names, help=f"{what} (default: all)"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -283,7 +274,7 @@ def _run(options: argparse.Namespace, command: str, failures: list[Failure]) -> 
     with contextlib.closing(runner), tqdm(total=total, disable=None) as bar:
         for plan in plans:
             bar.set_description(f"{plan.kind} {plan.dataset}")
-            outcome = Outcome(failures=[])
+            outcome = Outcome()
             try:
                 run_jobs(plan.jobs(), store, runner, bar, outcome)
             finally:

@@ -25,7 +25,8 @@ Elementwise = Callable[[tf.Tensor], tf.Tensor]
 def by_rows(
     function: Elementwise, matrix: Callable[[], tf.Tensor], variables: Sequence[tf.Variable]
 ) -> tf.Tensor:
-    """``function(matrix())``, differentiable in variables.
+    """``function(matrix())``, differentiable once in variables, at the values that they have when the
+    gradient is taken.
 
     :param function: acts on every element alike.
     :param matrix: gives a constant symmetric matrix, ``[N, N]``; called again for the gradient, so that a
