@@ -3,9 +3,11 @@ WORKERS ?= 2
 
 BIN := .venv/bin
 STAMP := .venv/.installed
+TUTORIALS := $(filter-out %/tutorial_tools.py,$(wildcard examples/tutorials/*.py))
+NOTEBOOKS := $(TUTORIALS:examples/tutorials/%.py=docs/tutorials/%.ipynb)
 
 .DEFAULT_GOAL := test
-.PHONY: .venv demo test test-slow format clean
+.PHONY: .venv demo test test-slow examples docs format clean
 
 .venv: $(STAMP)
 
@@ -26,10 +28,24 @@ test: $(STAMP)
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist=worksteal
 
+# Every tutorial in full, WORKERS at a time, with its outputs as a notebook in docs/tutorials/.
+examples: $(STAMP)
+	$(MAKE) --jobs $(WORKERS) $(NOTEBOOKS)
+
+# One thread each: the tutorials share the cores.
+docs/tutorials/%.ipynb: examples/tutorials/%.py examples/tutorials/tutorial_tools.py
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TF_CPP_MIN_LOG_LEVEL=3 \
+	$(BIN)/jupytext --quiet --to ipynb --execute --run-path examples/tutorials --output $@ $<
+
+docs: examples
+	$(BIN)/sphinx-build -W --keep-going -j auto docs docs/_build/html
+	$(BIN)/python -m pytest tests/docs
+	@echo "The site is docs/_build/html/index.html"
+
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist docs/_build docs/tutorials/*.ipynb *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+__all__ = [
+    "CheckpointError",
+    "GPflowHybridError",
+    "InvalidDataError",
+    "InvalidPosteriorError",
+    "NonFiniteError",
+]
+
 
 class GPflowHybridError(Exception):
     """Base class of every error that this package raises on purpose."""

@@ -82,7 +82,7 @@ top.set(ylabel="f", title="Latent function: mean, 95 % band and five samples")
 bottom.plot(Xnew, probability, color="tab:orange", label="model")
 bottom.plot(X, Y, "k|", markersize=12, label="data")
 bottom.set(xlabel="x", ylabel="p(y = 1)", title="Probability of label 1")
-bottom.legend()
+_ = bottom.legend()
 # %% [markdown]
 # ### What is inside
 #
@@ -152,4 +152,4 @@ for (name, model), axis in zip(models.items(), axes, strict=True):
     axis.contour(grid, grid, probability, levels=[0.5], colors="k")
     axis.scatter(*data[0].T, c=data[1][:, 0], cmap="RdBu_r", edgecolors="k", s=14, linewidths=0.5)
     axis.set(title=f"{name}\ntest log density {comparison[name].test_log_density:.3f}")
-figure.colorbar(shades, ax=axes, label="p(y = 1)")
+_ = figure.colorbar(shades, ax=axes, label="p(y = 1)")

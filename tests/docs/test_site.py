@@ -1,0 +1,105 @@
+"""The documentation site: it builds without a warning, has every public name, and its examples run."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import shutil
+from pathlib import Path
+from types import ModuleType
+
+import jupytext
+import pytest
+from sphinx.application import Sphinx
+from sphinx.util.inventory import InventoryFile
+
+import gpflow_hybrid as gh
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+TUTORIALS = sorted(
+    path
+    for path in (ROOT / "examples" / "tutorials").glob("*.py")
+    if path.stem != "tutorial_tools"
+)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site, its tutorials without outputs: running them is other tests' business."""
+    source = tmp_path_factory.mktemp("docs") / "source"
+    shutil.copytree(DOCS, source, ignore=shutil.ignore_patterns("_build", "*.ipynb"))
+    for tutorial in TUTORIALS:
+        notebook = jupytext.read(tutorial, fmt="py:percent")
+        jupytext.write(notebook, source / "tutorials" / f"{tutorial.stem}.ipynb")
+    output = source.parent / "html"
+    app = Sphinx(
+        str(source),
+        str(source),
+        str(output),
+        str(source.parent / "doctrees"),
+        "html",
+        status=None,
+        warningiserror=True,
+    )
+    app.build()
+    assert app.statuscode == 0
+    return output
+
+
+def public_names() -> dict[str, object]:
+    """Every public object by its full name, those of the public modules included."""
+    names: dict[str, object] = {}
+    modules: list[ModuleType] = [gh]
+    while modules:
+        module = modules.pop()
+        for name in module.__all__:
+            value = getattr(module, name)
+            if isinstance(value, ModuleType):
+                modules.append(importlib.import_module(value.__name__))
+            else:
+                names[f"{module.__name__}.{name}"] = value
+    return names
+
+
+def documented_names(site: Path) -> set[str]:
+    with (site / "objects.inv").open("rb") as stream:
+        inventory = InventoryFile.load(stream, "", lambda base, path: path)
+    return {
+        name for role, names in inventory.data.items() if role.startswith("py:") for name in names
+    }
+
+
+def test_every_public_name_is_on_the_site(site: Path) -> None:
+    documented = {name.rpartition(".")[2] for name in documented_names(site)}
+    missing = {name for name in public_names() if name.rpartition(".")[2] not in documented}
+    assert not missing
+
+
+@pytest.mark.parametrize("name", sorted(public_names()))
+def test_every_public_name_and_method_has_a_docstring(name: str) -> None:
+    value = public_names()[name]
+    assert inspect.getdoc(value)
+    if inspect.isclass(value):
+        for attribute, member in vars(value).items():
+            if not attribute.startswith("_") and (callable(member) or isinstance(member, property)):
+                assert inspect.getdoc(getattr(value, attribute)), f"{name}.{attribute}"
+
+
+def test_every_tutorial_is_on_the_site(site: Path) -> None:
+    index = (DOCS / "tutorials" / "index.md").read_text()
+    for tutorial in TUTORIALS:
+        assert f"\n{tutorial.stem}\n" in index
+        assert (site / "tutorials" / f"{tutorial.stem}.html").exists()
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in sorted(DOCS.rglob("*.md")) if ">>> " in page.read_text()],
+    ids=lambda page: page.stem,
+)
+def test_the_lines_behind_the_prompt_print_what_they_say(page: Path) -> None:
+    failed, attempted = doctest.testfile(str(page), module_relative=False)
+    assert attempted > 0
+    assert failed == 0
