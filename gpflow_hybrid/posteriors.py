@@ -62,7 +62,7 @@ def explain_invalid(X: TensorType, K: tf.Tensor, mean: tf.Tensor, lambda_2: tf.T
 class SitePosterior(AbstractPosterior):
     """q(f(·)) of a model with sites.
 
-    With ``β = (I + ΛK)⁻¹ r``, ``T = chol(B)⁻¹ S k(X, x)`` and the negative sites' correction R,
+    With ``β = (I + ΛK)⁻¹ r``, ``T = chol(B)⁻¹ S k(X, x)`` and the negative sites' correction R, ::
 
         mean = m(x) + k(x, X) β,     cov = k(x, x') − TᵀT' + RᵀR'
 

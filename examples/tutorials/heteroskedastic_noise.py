@@ -13,13 +13,14 @@
 # %% [markdown]
 # # Heteroskedastic noise
 #
-# The noise of the data varies with the input. One function is the mean, another one the logarithm of the
-# noise's scale,
+# The noise of the data varies with the input. One function is the mean, another one the logarithm
+# of the noise's scale,
 #
 # $$f_1 \sim \mathcal{GP}(0, k_1), \qquad f_2 \sim \mathcal{GP}(0, k_2), \qquad
 # y_n = f_1(x_n) + e^{f_2(x_n)} \epsilon_n, \qquad \epsilon_n \sim \mathcal{N}(0, 1).$$
 #
-# The likelihood is `HeteroskedasticTFPConditional`. It reads two latent GPs for one column of data.
+# The likelihood is `HeteroskedasticTFPConditional`. It reads two latent GPs for one column of
+# data.
 
 # %%
 import gpflow
@@ -50,13 +51,13 @@ def sample(num_data):
     return X, mean(X) + scale(X) * rng.normal(size=X.shape)
 
 
-data, test_data = sample(shortened(100, 40)), sample(1000)
+data, test_data = sample(shortened(80, 40)), sample(1000)
 
 # %% [markdown]
 # ## A kernel for each function
 #
-# `SeparateIndependent` holds one kernel per latent GP. `VGP` cannot use it: it expects one $N \times N$ matrix
-# from the kernel, and gets something of another shape.
+# `SeparateIndependent` holds one kernel per latent GP. `VGP` cannot use it: it expects one $N
+# \times N$ matrix from the kernel, and gets something of another shape.
 
 
 # %%
@@ -77,8 +78,8 @@ except tf.errors.InvalidArgumentError as error:
     print(f"VGP: {type(error).__name__}")
 
 # %% [markdown]
-# In GPflow the way out is `SVGP` with inducing points. `CVIModel` takes the kernels as they are, without
-# inducing points, and sees from the likelihood that there are two latent GPs.
+# In GPflow the way out is `SVGP` with inducing points. `CVIModel` takes the kernels as they are,
+# without inducing points, and sees from the likelihood that there are two latent GPs.
 
 # %%
 separate = gh.CVIModel(data, separate_kernels(), likelihood())
@@ -86,7 +87,8 @@ fit(separate)
 gpflow.utilities.print_summary(separate, "simple")
 
 # %% [markdown]
-# `predict_f` gives both functions, `predict_y` the mean of an observation and its variance, noise included.
+# `predict_f` gives both functions, `predict_y` the mean of an observation and its variance, noise
+# included.
 
 # %%
 Xnew = np.linspace(0.0, 10.0, 200)[:, None]
@@ -112,9 +114,9 @@ bottom.legend(fontsize="small")
 # %% [markdown]
 # ## The same model in `VGP` and in `CVIModel`
 #
-# With one kernel for both functions `VGP` can do it too. It has to be told how many latent GPs there are, and it
-# has to be trained with care. L-BFGS from the usual start moves $q$ and the kernel together. While $q$ is still
-# poor, the quickest gain is to explain everything by noise:
+# With one kernel for both functions `VGP` can do it too. It has to be told how many latent GPs
+# there are, and it has to be trained with care. L-BFGS from the usual start moves $q$ and the
+# kernel together. While $q$ is still poor, the quickest gain is to explain everything by noise:
 
 # %%
 plain = gpflow.models.VGP(data, gpflow.kernels.SquaredExponential(), likelihood(), num_latent_gps=2)
@@ -122,8 +124,9 @@ fit(plain)
 print(f"VGP, trained at once: ELBO {plain.elbo():.4f}")
 
 # %% [markdown]
-# From there it does not come back. For the comparison `VGP` is trained in two stages, $q$ first and then all
-# of it. `CVIModel` needs no such help: its $q$ is the best one for every kernel that the optimiser tries.
+# From there it does not come back. For the comparison `VGP` is trained in two stages, $q$ first
+# and then all of it. `CVIModel` needs no such help: its $q$ is the best one for every kernel that
+# the optimiser tries.
 
 
 # %%
@@ -152,10 +155,11 @@ separate_density = np.mean(separate.predict_log_density(test_data))
 print(f"CVIModel with separate kernels, EP-like: test log density {separate_density:.4f}")
 
 # %% [markdown]
-# Trained with the ELBO, `VGP` in stages and `CVIModel` at once arrive at the same optimum. The EP-like objective
-# does not help here: its fit predicts slightly worse than the ELBO's. What helps is a kernel for each
-# function. The shared one has to take the short lengthscale of the mean, and then the
-# noise wiggles too; with its own kernel it is smooth, and the test log density is higher.
+# Trained with the ELBO, `VGP` in stages and `CVIModel` at once arrive at the same optimum. The
+# EP-like objective does not help here: its fit predicts slightly worse than the ELBO's. What
+# helps is a kernel for each function. The shared one has to take the short lengthscale of the
+# mean, and then the noise wiggles too; with its own kernel it is smooth, and the test log density
+# is higher.
 
 # %%
 figure, axis = plt.subplots(figsize=(8, 3.5), constrained_layout=True)

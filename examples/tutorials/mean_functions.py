@@ -13,9 +13,9 @@
 # %% [markdown]
 # # Mean functions
 #
-# Away from the data a Gaussian process returns to its prior mean. Unless told otherwise that mean is
-# zero, which for a count with an exponential link says: far away, one event per observation. A mean
-# function $m$ says something else, and its parameters are learnt along with the kernel:
+# Away from the data a Gaussian process returns to its prior mean. Unless told otherwise that mean
+# is zero, which for a count with an exponential link says: far away, one event per observation. A
+# mean function $m$ says something else, and its parameters are learnt along with the kernel:
 #
 # $$f \sim \mathcal{GP}(m, k), \qquad m(x) = a x + b, \qquad y_n \mid f \sim
 # \operatorname{Poisson}\bigl(\exp f(x_n)\bigr).$$
@@ -34,8 +34,8 @@ import gpflow_hybrid as gh
 # %% [markdown]
 # ## Counts with a trend
 #
-# The log rate climbs in a straight line and swings around it. Training data end at $x = 6$. The test
-# data go on to $x = 9$.
+# The log rate climbs in a straight line and swings around it. Training data end at $x = 6$. The
+# test data go on to $x = 9$.
 
 # %%
 rng = np.random.default_rng(4)
@@ -85,9 +85,9 @@ for name, model in fits.items():
 
 # %% [markdown]
 # The kernel's variance falls with every mean function that is put in front of it: what the mean
-# explains, the kernel need not. The objective rises each time, and so does the test log density. The
-# learnt line climbs as the one behind the data does. It need not be the same line: a few swings
-# leave room for more than one.
+# explains, the kernel need not. The objective rises each time, and so does the test log density.
+# The learnt line climbs as the one behind the data does. It need not be the same line: a few
+# swings leave room for more than one.
 
 # %%
 gpflow.utilities.print_summary(fits["linear"], "simple")
@@ -111,18 +111,19 @@ for axis, (name, model) in zip(axes, fits.items(), strict=True):
     title = f"Mean function: {name}. Test log density {extrapolation[name]:.2f}"
     axis.set(ylim=(-2.0, 75.0), ylabel="count", title=title)
 axes[0].legend(loc="upper left", ncols=2, fontsize=8)
-axes[-1].set(xlabel="x")
+_ = axes[-1].set(xlabel="x")
 
 # %% [markdown]
-# A mean function is not safe in itself. Its slope is one number, found by optimisation, and the model
-# is not in doubt about it: the band at $x = 9$ is as wide as the kernel's prior, wherever the line has
-# gone. Where the trend itself is uncertain, put it into the kernel
+# A mean function is not safe in itself. Its slope is one number, found by optimisation, and the
+# model is not in doubt about it: the band at $x = 9$ is as wide as the kernel's prior, wherever
+# the line has gone. Where the trend itself is uncertain, put it into the kernel
 # (`gpflow.kernels.Linear() + gpflow.kernels.Constant() + ...`), which integrates over lines.
 #
-# Everything that holds for GPflow's parameters holds here: `gpflow.set_trainable(model.mean_function.b,
-# False)` holds the intercept, a prior may sit on the slope, and several latent functions take
-# an `A` of shape `[D, L]`. The training loss has the exact gradient in all of them. The mean moves
-# the prior, the prior moves $q(f)$, and the gradient contains both.
+# Everything that holds for GPflow's parameters holds here:
+# `gpflow.set_trainable(model.mean_function.b, False)` holds the intercept, a prior may sit on the
+# slope, and several latent functions take an `A` of shape `[D, L]`. The training loss has the
+# exact gradient in all of them. The mean moves the prior, the prior moves $q(f)$, and the
+# gradient contains both.
 #
 # ## The same model in `VGP` and in `CVIModel`
 #
@@ -143,8 +144,8 @@ for name, model in models.items():
     print(f"{name:<20}slope {slope:.4f}, intercept {intercept:.4f}")
 
 # %% [markdown]
-# All three learn the same line to the digits that matter. A count of ten says a lot about its rate,
-# so that the posterior of $f$ is nearly Gaussian, the ELBO nearly tight, and the EP-like objective has
-# little left to correct. What is left of the difference is in the work: `VGP` moves its variational
-# mean and covariance through the optimiser along with the line, `CVIModel` the line and
-# the kernel alone.
+# All three learn the same line to the digits that matter. A count of ten says a lot about its
+# rate, so that the posterior of $f$ is nearly Gaussian, the ELBO nearly tight, and the EP-like
+# objective has little left to correct. What is left of the difference is in the work: `VGP` moves
+# its variational mean and covariance through the optimiser along with the line, `CVIModel` the
+# line and the kernel alone.

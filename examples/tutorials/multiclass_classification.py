@@ -13,7 +13,8 @@
 # %% [markdown]
 # # Classification into several classes
 #
-# A label $y_n \in \{0, \dots, C - 1\}$ is observed at each input $x_n$. Every class has a function of its own,
+# A label $y_n \in \{0, \dots, C - 1\}$ is observed at each input $x_n$. Every class has a
+# function of its own,
 #
 # $$f_c \sim \mathcal{GP}(0, k), \qquad c = 0, \dots, C - 1,$$
 #
@@ -34,8 +35,8 @@ from tutorial_tools import compare, fit, shortened
 import gpflow_hybrid as gh
 
 # %% [markdown]
-# The label is the largest of three waves. With Gumbel noise added to the waves before they are compared,
-# the labels follow `Softmax` exactly; without noise they follow `RobustMax`.
+# The label is the largest of three waves. With Gumbel noise added to the waves before they are
+# compared, the labels follow `Softmax` exactly; without noise they follow `RobustMax`.
 
 # %%
 rng = np.random.default_rng(0)
@@ -64,10 +65,10 @@ def plot_probabilities(axis, model):
 # %% [markdown]
 # ## `Softmax`
 #
-# The expectation $\mathrm{E}_q[\log p(y_n \mid f)]$ has no closed form and is an integral over all classes. GPflow
-# estimates it with random draws, new ones at every evaluation. So `VGP`'s ELBO is random, and an optimiser that
-# compares values, as L-BFGS does, cannot train it. `CVIModel` replaces the draws by a fixed rule, the same
-# at every evaluation.
+# The expectation $\mathrm{E}_q[\log p(y_n \mid f)]$ has no closed form and is an integral over
+# all classes. GPflow estimates it with random draws, new ones at every evaluation. So `VGP`'s
+# ELBO is random, and an optimiser that compares values, as L-BFGS does, cannot train it.
+# `CVIModel` replaces the draws by a fixed rule, the same at every evaluation.
 
 # %%
 data = sample(shortened(80, 30), noise=1.0)
@@ -85,17 +86,17 @@ softmax = gh.CVIModel(
 print("CVIModel, twice:", *(f"{softmax.elbo():.6f}" for _ in range(2)))
 
 # %% [markdown]
-# Nothing is trained yet, and $q$ is the prior in both: `VGP`'s values scatter about `CVIModel`'s. Training is the
-# same call as always. With three classes the fixed rule is a Gauss-Hermite product; with more than
-# three it is 1024 low-discrepancy points.
+# Nothing is trained yet, and $q$ is the prior in both: `VGP`'s values scatter about `CVIModel`'s.
+# Training is the same call as always. With three classes the fixed rule is a Gauss-Hermite
+# product; with more than three it is 1024 low-discrepancy points.
 
 # %%
 fit(softmax)
 gpflow.utilities.print_summary(softmax, "simple")
 
 # %% [markdown]
-# Only the objectives are free of chance. `predict_y` and `predict_log_density` are the likelihood's own and
-# still draw at random, as in `VGP`; more draws make the curves smooth.
+# Only the objectives are free of chance. `predict_y` and `predict_log_density` are the
+# likelihood's own and still draw at random, as in `VGP`; more draws make the curves smooth.
 
 # %%
 softmax.likelihood.num_monte_carlo_points = 2000
@@ -107,10 +108,10 @@ axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
 # %% [markdown]
 # ## `RobustMax`
 #
-# Here the expectation is a one-dimensional integral, which GPflow does with Gauss-Hermite quadrature. Nothing is
-# random. Only the order of the three functions matters, not their size: multiply all of them by
-# ten, and no probability changes. The kernel's variance cannot be learnt from such data, and stays
-# where it is.
+# Here the expectation is a one-dimensional integral, which GPflow does with Gauss-Hermite
+# quadrature. Nothing is random. Only the order of the three functions matters, not their size:
+# multiply all of them by ten, and no probability changes. The kernel's variance cannot be learnt
+# from such data, and stays where it is.
 
 # %%
 data, test_data = sample(shortened(80, 30), noise=0.0), sample(1000, noise=0.0)
@@ -145,10 +146,10 @@ for name, model in models.items():
     print(f"{name:<20}lengthscale {lengthscale:.3f}, accuracy {hits.mean():.3f}")
 
 # %% [markdown]
-# Trained with the ELBO, both classes arrive at the same optimum. The optimiser of `VGP` moves the mean and
-# the covariance of three posteriors, `CVIModel`'s moves one number, the lengthscale. The EP-like fit has a shorter
-# lengthscale and a lower ELBO, but labels this clear leave little to choose: it predicts neither better nor
-# worse to speak of.
+# Trained with the ELBO, both classes arrive at the same optimum. The optimiser of `VGP` moves the
+# mean and the covariance of three posteriors, `CVIModel`'s moves one number, the lengthscale. The
+# EP-like fit has a shorter lengthscale and a lower ELBO, but labels this clear leave little to
+# choose: it predicts neither better nor worse to speak of.
 
 # %%
 figure, axes = plt.subplots(3, 1, figsize=(8, 7), sharex=True, constrained_layout=True)

@@ -13,9 +13,9 @@
 # %% [markdown]
 # # Ordinal regression
 #
-# A score $y_n \in \{0, \dots, K\}$ is observed at each input $x_n$: marks, stars, stages of a disease. The scores have an
-# order, but the steps between them need not be equal. A function plus noise is cut into bins at the
-# edges $a_0 < \dots < a_{K-1}$,
+# A score $y_n \in \{0, \dots, K\}$ is observed at each input $x_n$: marks, stars, stages of a
+# disease. The scores have an order, but the steps between them need not be equal. A function plus
+# noise is cut into bins at the edges $a_0 < \dots < a_{K-1}$,
 #
 # $$f \sim \mathcal{GP}(0, k), \qquad
 # p(y_n = j \mid f) = \Phi\left(\frac{a_j - f(x_n)}{\sigma}\right)
@@ -56,10 +56,10 @@ data, test_data = sample(shortened(100, 40)), sample(1000)
 # ## GPflow's `Ordinal` and ours
 #
 # GPflow's `Ordinal` writes the outer edges as $\pm\infty$. Current TensorFlow answers NaN for
-# $\mathrm{erf}(\pm\infty)$ in double precision, so that the ELBO of a `VGP` is NaN. Where it is not,
-# second derivatives in the outer bins still are, which `CVIModel`'s iteration needs.
-# `gh.likelihoods.Ordinal` is the same likelihood with large numbers in place of the infinite ones; $\Phi$ is
-# 0 or 1 there to the last digit.
+# $\mathrm{erf}(\pm\infty)$ in double precision, so that the ELBO of a `VGP` is NaN. Where it is
+# not, second derivatives in the outer bins still are, which `CVIModel`'s iteration needs.
+# `gh.likelihoods.Ordinal` is the same likelihood with large numbers in place of the infinite
+# ones; $\Phi$ is 0 or 1 there to the last digit.
 
 # %%
 for likelihood in (gpflow.likelihoods.Ordinal(edges), gh.likelihoods.Ordinal(edges)):
@@ -67,8 +67,8 @@ for likelihood in (gpflow.likelihoods.Ordinal(edges), gh.likelihoods.Ordinal(edg
     print(f"VGP, {type(likelihood).__module__}.Ordinal: ELBO {vgp.elbo():.4f}")
 
 # %% [markdown]
-# A script with GPflow's `Ordinal` need not be changed: `CVIModel` makes the replacement itself. The new likelihood
-# shares the parameter $\sigma$ with the old one.
+# A script with GPflow's `Ordinal` need not be changed: `CVIModel` makes the replacement itself.
+# The new likelihood shares the parameter $\sigma$ with the old one.
 
 # %%
 likelihood = gpflow.likelihoods.Ordinal(edges)
@@ -79,7 +79,8 @@ model.infer()
 print(f"{model.elbo():.4f}")
 
 # %% [markdown]
-# Before inference $q$ is the prior, and so is that of the untrained `VGP`: both have the same ELBO.
+# Before inference $q$ is the prior, and so is that of the untrained `VGP`: both have the same
+# ELBO.
 #
 # ## The same model in `VGP` and in `CVIModel`
 #
@@ -101,13 +102,13 @@ model = models["CVIModel, EP-like"]
 print(f"EP-like fit: ELBO {model.elbo():.4f}, EP-like value {model.ep_like_log_marginal():.4f}")
 
 # %% [markdown]
-# All three fits agree. An inner bin holds $f$ from both sides, so the true posterior is close to a
-# Gaussian; then the ELBO is close to $\log p(y)$, the EP-like value can add little to it, and either objective
-# will do. The gain of `CVIModel` over `VGP` is in what has to be trained: three numbers, whatever the
-# number of data.
+# All three fits agree. An inner bin holds $f$ from both sides, so the true posterior is close to
+# a Gaussian; then the ELBO is close to $\log p(y)$, the EP-like value can add little to it, and
+# either objective will do. The gain of `CVIModel` over `VGP` is in what has to be trained: three
+# numbers, whatever the number of data.
 #
-# The probability of each score is what `predict_log_density` says of it. `predict_y` has the mean of the
-# score, as if it were a number.
+# The probability of each score is what `predict_log_density` says of it. `predict_y` has the mean
+# of the score, as if it were a number.
 
 # %%
 Xnew = np.linspace(-1.0, 11.0, 200)[:, None]

@@ -17,8 +17,8 @@
 #
 # $$f \sim \mathcal{GP}(m, k), \qquad y_n \sim p(y_n \mid f(x_n)).$$
 #
-# `CVIModel` takes every likelihood of GPflow as it is. Three of them follow. The first two are short; the
-# last one, Student's t, is where `VGP` and `CVIModel` are set side by side.
+# `CVIModel` takes every likelihood of GPflow as it is. Three of them follow. The first two are
+# short; the last one, Student's t, is where `VGP` and `CVIModel` are set side by side.
 
 # %%
 import gpflow
@@ -33,8 +33,9 @@ rng = np.random.default_rng(0)
 # %% [markdown]
 # ## Counts
 #
-# With `Poisson`, $y_n$ is a count whose rate is $e^{f(x_n)}$. The data are events per bin of a process with
-# a varying rate. A constant mean function takes up the overall level, so that the kernel need not.
+# With `Poisson`, $y_n$ is a count whose rate is $e^{f(x_n)}$. The data are events per bin of a
+# process with a varying rate. A constant mean function takes up the overall level, so that the
+# kernel need not.
 
 # %%
 X = np.linspace(0.0, 10.0, shortened(80, 30))[:, None]
@@ -56,15 +57,15 @@ fit(counts)
 print(f"ELBO {counts.elbo():.4f}, EP-like value {counts.ep_like_log_marginal():.4f}")
 
 # %% [markdown]
-# `fit` is L-BFGS on `training_loss`, as for any model of GPflow; the tutorials share it. The ELBO is exact here:
-# GPflow has the Poisson's expected logarithm in closed form. The EP-like value is an integral over each
-# $f_n$, done with a fixed rule.
+# `fit` is L-BFGS on `training_loss`, as for any model of GPflow; the tutorials share it. The ELBO
+# is exact here: GPflow has the Poisson's expected logarithm in closed form. The EP-like value is
+# an integral over each $f_n$, done with a fixed rule.
 #
 # ## Positive data
 #
-# With `Gamma`, $y_n$ has the mean $\alpha e^{f(x_n)}$ and a standard deviation proportional to it. The shape
-# $\alpha$ is a parameter of the likelihood. It is trained with the kernel, and its gradient accounts for
-# the sites that move with it.
+# With `Gamma`, $y_n$ has the mean $\alpha e^{f(x_n)}$ and a standard deviation proportional to
+# it. The shape $\alpha$ is a parameter of the likelihood. It is trained with the kernel, and its
+# gradient accounts for the sites that move with it.
 
 
 # %%
@@ -81,8 +82,8 @@ fit(positive)
 gpflow.utilities.print_summary(positive, "simple")
 
 # %% [markdown]
-# In both models the expected observation is proportional to $e^f$. Its uncertainty is that of $f$,
-# transformed; `predict_y` gives its mean, and the variance of a new observation.
+# In both models the expected observation is proportional to $e^f$. Its uncertainty is that of
+# $f$, transformed; `predict_y` gives its mean, and the variance of a new observation.
 
 # %%
 Xnew = np.linspace(-0.5, 10.5, 200)[:, None]
@@ -105,9 +106,10 @@ axes[1].set(xlabel="x")
 # %% [markdown]
 # ## Heavy tails
 #
-# `StudentT` is for data with outliers: $y_n = f(x_n) + \sigma \epsilon_n$, where $\epsilon_n$ has a t
-# distribution with a few degrees of freedom. Its density falls so slowly that one datum far away hardly
-# moves $f$. The noise here is wilder still than the likelihood assumes: 1.5 degrees of freedom instead of 4.
+# `StudentT` is for data with outliers: $y_n = f(x_n) + \sigma \epsilon_n$, where $\epsilon_n$ has
+# a t distribution with a few degrees of freedom. Its density falls so slowly that one datum far
+# away hardly moves $f$. The noise here is wilder still than the likelihood assumes: 1.5 degrees
+# of freedom instead of 4.
 
 
 # %%
@@ -123,9 +125,10 @@ def signal(x):
 data, test_data = sample(shortened(100, 40)), sample(500)
 
 # %% [markdown]
-# The logarithm of this density is not concave. Away from its centre it curves upwards, and the best Gaussian
-# site of a datum that lies there has $\lambda_2 < 0$: the datum makes $f$ *less* certain. `CVIModel` keeps the
-# sign, because without it the optimum would be another one than `VGP`'s.
+# The logarithm of this density is not concave. Away from its centre it curves upwards, and the
+# best Gaussian site of a datum that lies there has $\lambda_2 < 0$: the datum makes $f$ *less*
+# certain. `CVIModel` keeps the sign, because without it the optimum would be another one than
+# `VGP`'s.
 #
 # ## The same model in `VGP` and in `CVIModel`
 
@@ -159,12 +162,12 @@ fit(gaussian)
 print(f"GPR, test log density {np.mean(gaussian.predict_log_density(test_data)):.4f}")
 
 # %% [markdown]
-# All three fits with Student's t agree, and predict better than the one with Gaussian noise. The EP-like
-# objective gains nothing here: each $f_n$ is known well against the noise, its posterior is close to a Gaussian,
-# and the two estimates of $\log p(y)$ all but coincide. Nor is time an argument: with so few data most of it
-# goes into TensorFlow's tracing. What remains is the size of $q$, two numbers per datum, and that
-# these two can be read. The lower panel shows $\lambda_2$: the data with negative sites are those that
-# the model takes for outliers.
+# All three fits with Student's t agree, and predict better than the one with Gaussian noise. The
+# EP-like objective gains nothing here: each $f_n$ is known well against the noise, its posterior
+# is close to a Gaussian, and the two estimates of $\log p(y)$ all but coincide. Nor is time an
+# argument: with so few data most of it goes into TensorFlow's tracing. What remains is the size
+# of $q$, two numbers per datum, and that these two can be read. The lower panel shows
+# $\lambda_2$: the data with negative sites are those that the model takes for outliers.
 
 # %%
 model = models["CVIModel, EP-like"]

@@ -13,9 +13,9 @@
 # %% [markdown]
 # # Parameters and optimisation
 #
-# What a GPflow user does with parameters and optimisers works on a `CVIModel` as it does on a `GPR`.
-# There is one thing that `GPR` does not have, the sites $\lambda$, and this tutorial says who
-# moves them and when. The model is a regression with positive, skewed observations,
+# What a GPflow user does with parameters and optimisers works on a `CVIModel` as it does on a
+# `GPR`. There is one thing that `GPR` does not have, the sites $\lambda$, and this tutorial says
+# who moves them and when. The model is a regression with positive, skewed observations,
 #
 # $$f \sim \mathcal{GP}(0, k), \qquad y_n \mid f \sim
 # \operatorname{Gamma}\bigl(\text{shape } s,\ \text{scale } \exp f(x_n)\bigr),$$
@@ -55,8 +55,8 @@ gpflow.utilities.print_summary(model, "simple")
 # ## Parameters
 #
 # Three are trainable: the kernel's two and the shape of the likelihood. Each is positive, and its
-# `transform` says how: the optimiser moves an unconstrained variable, whose softplus is the value.
-# `assign` takes the value itself.
+# `transform` says how: the optimiser moves an unconstrained variable, whose softplus is the
+# value. `assign` takes the value itself.
 
 # %%
 lengthscales = model.kernel.lengthscales
@@ -66,8 +66,8 @@ print(
 )
 
 # %% [markdown]
-# A parameter with another transform takes the place of the old one. This one cannot leave
-# $(0.1, 10)$, whatever the optimiser tries.
+# A parameter with another transform takes the place of the old one. This one cannot leave $(0.1,
+# 10)$, whatever the optimiser tries.
 
 # %%
 bounds = tfp.bijectors.Sigmoid(np.float64(0.1), np.float64(10.0))
@@ -87,10 +87,10 @@ gpflow.set_trainable(model.sites, False)
 # %% [markdown]
 # ## Optimisers
 #
-# `training_loss_closure()` is the loss, compiled. Each evaluation brings the sites to their optimum for
-# the present parameters, from where they were, and returns minus the objective there. The optimiser
-# sees a function of three variables. Make the closure after the last `set_trainable`: its graph knows
-# the gradients of what was trainable when it was traced.
+# `training_loss_closure()` is the loss, compiled. Each evaluation brings the sites to their
+# optimum for the present parameters, from where they were, and returns minus the objective there.
+# The optimiser sees a function of three variables. Make the closure after the last
+# `set_trainable`: its graph knows the gradients of what was trainable when it was traced.
 
 # %%
 loss = model.training_loss_closure()
@@ -104,8 +104,9 @@ result = gpflow.optimizers.Scipy().minimize(
 print(f"L-BFGS: loss {result.fun:.6f} after {result.nfev} evaluations")
 
 # %% [markdown]
-# A first-order optimiser takes a tape. The optimisers of Keras 3 have no `minimize`; `apply_gradients`
-# is all that is needed, and `tf.function` compiles loss, gradient and step into one graph.
+# A first-order optimiser takes a tape. The optimisers of Keras 3 have no `minimize`;
+# `apply_gradients` is all that is needed, and `tf.function` compiles loss, gradient and step into
+# one graph.
 
 # %%
 gpflow.utilities.multiple_assign(model, start)
@@ -129,18 +130,19 @@ figure, axis = plt.subplots(figsize=(8, 3.5), constrained_layout=True)
 axis.plot(np.array(scipy_losses) - result.fun + 1e-8, "o-", markersize=3, label="L-BFGS")
 axis.plot(np.array(adam_losses) - result.fun + 1e-8, label="Adam, learning rate 0.1")
 axis.set(yscale="log", xlabel="step", ylabel="loss above the lowest, nats")
-axis.legend()
+_ = axis.legend()
 
 # %% [markdown]
-# Both end at the same loss. Neither had a step size or a number of iterations to choose for the inference.
-# With few parameters and a loss without noise there is little reason to prefer Adam.
+# Both end at the same loss. Neither had a step size or a number of iterations to choose for the
+# inference. With few parameters and a loss without noise there is little reason to prefer Adam.
 #
 # ## The gradient
 #
-# The loss is a function of the parameters $\theta$ through two doors: directly, and through the optimal
-# sites $\lambda^*(\theta)$. The gradient that the tape returns contains both. Central differences of the
-# loss, which know nothing of how it is computed, agree with it. The last column has the derivative with the sites held
-# still, which is what an alternation between inference and learning would follow.
+# The loss is a function of the parameters $\theta$ through two doors: directly, and through the
+# optimal sites $\lambda^*(\theta)$. The gradient that the tape returns contains both. Central
+# differences of the loss, which know nothing of how it is computed, agree with it. The last
+# column has the derivative with the sites held still, which is what an alternation between
+# inference and learning would follow.
 
 # %%
 parameters = {
@@ -175,16 +177,17 @@ for name, *row in zip(parameters, exact, differences, held, strict=True):
     print(f"{name:<12}" + "".join(f"{number:>14.7f}" for number in row))
 
 # %% [markdown]
-# For the ELBO the last column would equal the first, because $\lambda^*$ maximises the ELBO and its motion
-# has no effect to first order. It does not maximise the EP-like value. The term is small here. It is not for labels
-# and large kernel variances, where following the last column leads elsewhere.
+# For the ELBO the last column would equal the first, because $\lambda^*$ maximises the ELBO and
+# its motion has no effect to first order. It does not maximise the EP-like value. The term is
+# small here. It is not for labels and large kernel variances, where following the last column can
+# drift away from the optimum.
 #
 # ## Who owns the sites
 #
-# After a training loss, $\lambda$ follows the parameters: ask for a prediction or an objective, and the
-# model first infers what has changed since. After `infer()`, $\lambda$ is yours, and nothing moves it
-# until the next `infer()` or training loss. The same goes for `natgrad_step()` and for an
-# assignment to the sites.
+# After a training loss, $\lambda$ follows the parameters: ask for a prediction or an objective,
+# and the model first infers what has changed since. After `infer()`, $\lambda$ is yours, and
+# nothing moves it until the next `infer()` or training loss. The same goes for `natgrad_step()`
+# and for an assignment to the sites.
 
 
 # %%
@@ -205,13 +208,15 @@ print(f"after infer(), lengthscale moved:          {stale:.6f}")
 print(f"and infer() once more:                     {inferred:.6f}")
 
 # %% [markdown]
-# The first and the last agree. The second is a valid bound too, of a $q(f)$ that belongs to another
-# lengthscale, and so it is lower. That is what one wants when one alternates by hand, and not otherwise.
+# The first and the last agree. The second is a valid bound too, of a $q(f)$ that belongs to
+# another lengthscale, and so it is lower. That is what one wants when one alternates by hand, and
+# not otherwise.
 #
-# Two doors lead past this. A function that you compile with `tf.function` cannot infer behind your back: where
-# the sites are those of other parameters it refuses, and asks for `model.infer()`. And values that are
-# read without the model's help (`read_values`, a checkpoint) are what they are: call `infer()`
-# before, if the last thing that happened was a step of an optimiser.
+# Two doors lead past this. A function that you compile with `tf.function` cannot infer behind
+# your back: where the sites are those of other parameters it refuses, and asks for
+# `model.infer()`. And values that are read without the model's help (`read_values`, a checkpoint)
+# are what they are: call `infer()` before, if the last thing that happened was a step of an
+# optimiser.
 #
 # ## The same model in `VGP` and in `CVIModel`
 
@@ -233,10 +238,10 @@ axis.plot(X_new, 3.0 * np.exp(np.sin(2.0 * X_new)), color="black", linewidth=0.8
 for (name, fitted), style in zip(models.items(), ("-", "--", ":"), strict=True):
     axis.plot(X_new, fitted.predict_y(X_new)[0], style, linewidth=2, label=name)
 axis.set(xlabel="x", ylabel="y", title="Predictive mean")
-axis.legend()
+_ = axis.legend()
 
 # %% [markdown]
-# The three curves lie on each other. The two fits of the ELBO are the same optimum, and the EP-like one
-# is close by: a hundred observations of this kind leave $f$ with a nearly Gaussian posterior. What
-# differs is what the optimiser had to move. For `VGP` it is a mean and a triangle of $N(N+1)/2$ numbers beside
-# the three parameters, and its tolerance has to do for both.
+# The three curves lie on each other. The two fits of the ELBO are the same optimum, and the
+# EP-like one is close by: a hundred observations of this kind leave $f$ with a nearly Gaussian
+# posterior. What differs is what the optimiser had to move. For `VGP` it is a mean and a triangle
+# of $N(N+1)/2$ numbers beside the three parameters, and its tolerance has to do for both.

@@ -13,13 +13,14 @@
 # %% [markdown]
 # # Priors on the parameters, and MAP
 #
-# A dozen labels say little about the lengthscale and the variance of a kernel. The likelihood of these
-# two, maximised, can run to values that nobody believes. A prior $p(\theta)$ on them changes what is maximised to
+# A dozen labels say little about the lengthscale and the variance of a kernel. The likelihood of
+# these two, maximised, can run to values that nobody believes. A prior $p(\theta)$ on them
+# changes what is maximised to
 #
 # $$\log p(\theta \mid y) = \log p(y \mid \theta) + \log p(\theta) + \text{const},$$
 #
-# and the maximum is called MAP. `CVIModel` puts one of its estimates of $\log p(y \mid \theta)$ into the
-# first term: the EP-like one, the ELBO, or a power in between. The prior is attached as
+# and the maximum is called MAP. `CVIModel` puts one of its estimates of $\log p(y \mid \theta)$
+# into the first term: the EP-like one, the ELBO, or a power in between. The prior is attached as
 # in GPflow, and `training_loss` takes it in.
 
 # %%
@@ -57,8 +58,8 @@ test_data = sample(1000)
 # ## The prior
 #
 # Any distribution of TensorFlow Probability will do, with parameters in `float64`, as GPflow's
-# parameters are. The median of a log-normal is the exponential of its first argument: here a lengthscale
-# around 1 and a variance around 4, give or take factors of $e^{1/2}$ and $e$.
+# parameters are. The median of a log-normal is the exponential of its first argument: here a
+# lengthscale around 1 and a variance around 4, give or take factors of $e^{1/2}$ and $e$.
 
 
 # %%
@@ -80,15 +81,15 @@ for name, model in fits.items():
     gpflow.utilities.print_summary(model.kernel, "simple")
 
 # %% [markdown]
-# The lengthscales are alike. The variances are not: without a prior the latent function is scaled up
-# until the labels are all but certain. Twelve labels do not support that, and the
-# test log density tells.
+# The lengthscales are alike. The variances are not: without a prior the latent function is scaled
+# up until the labels are all but certain. Twelve labels do not support that, and the test log
+# density tells.
 #
 # ## The surface
 #
-# `training_loss` infers the sites for whatever the parameters are when it is called. A surface over
-# the parameters is a function that assigns them and calls it, and `tf.function` compiles all of that.
-# No point needs training of its own.
+# `training_loss` infers the sites for whatever the parameters are when it is called. A surface
+# over the parameters is a function that assigns them and calls it, and `tf.function` compiles all
+# of that. No point needs training of its own.
 
 # %%
 model = gh.CVIModel(data, kernel(), gh.likelihoods.ProbitBernoulli())
@@ -125,11 +126,11 @@ for axis, (title, surface) in zip(axes, surfaces.items(), strict=True):
     axis.minorticks_off()
 axes[0].set(ylabel="variance")
 axes[0].legend(loc="lower right")
-figure.colorbar(shades, ax=axes, label="nats below the maximum")
+_ = figure.colorbar(shades, ax=axes, label="nats below the maximum")
 
 # %% [markdown]
-# The likelihood is a ridge that hardly falls towards large variances: the data rule out small ones,
-# and have no opinion beyond. The prior closes the ridge.
+# The likelihood is a ridge that hardly falls towards large variances: the data rule out small
+# ones, and have no opinion beyond. The prior closes the ridge.
 #
 # What that does to the predictions:
 
@@ -142,13 +143,13 @@ for name, fit in fits.items():
     axis.plot(X_new, fit.predict_y(X_new)[0], label=name)
 axis.plot(*data, "k|", markersize=14, label="data")
 axis.set(xlabel="x", ylabel="p(y = 1)")
-axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+_ = axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 # %% [markdown]
 # ## Every objective
 #
-# The prior is added outside of the estimate of $\log p(y \mid \theta)$, so it works with each in the
-# same way. The minimiser need not know, nor need you.
+# The prior is added outside of the estimate of $\log p(y \mid \theta)$, so it works with each in
+# the same way. The minimiser need not know, nor need you.
 
 # %%
 model = fits["MAP"]
@@ -163,14 +164,15 @@ for objective in ("elbo", 0.5, "ep_like"):
 # %% [markdown]
 # Three things to know, all of them GPflow's:
 #
-# - Priors are densities of the parameter itself, not of the optimiser's unconstrained variable. MAP
-#   depends on that choice; `Parameter(..., prior_on="unconstrained")` makes the other.
+# - Priors are densities of the parameter itself, not of the optimiser's unconstrained variable.
+#   MAP depends on that choice; `Parameter(..., prior_on="unconstrained")` makes the other.
 # - `log_prior_density()` counts trainable parameters only. Hold one fixed, and its prior is gone
 #   from the loss, which changes by a constant.
-# - `elbo()` and `ep_like_log_marginal()` never contain the prior. They estimate $\log p(y \mid \theta)$.
+# - `elbo()` and `ep_like_log_marginal()` never contain the prior. They estimate $\log p(y \mid
+#   \theta)$.
 #
-# MAP is still one point. Where the ridge is to be integrated over, the same closure is the
-# log density that a sampler asks for.
+# MAP is still one point. Where the ridge is to be integrated over, the same closure is the log
+# density that a sampler asks for.
 #
 # ## The same model in `VGP` and in `CVIModel`
 #
@@ -193,6 +195,6 @@ for name, model in models.items():
     print(f"{name:<20}lengthscale {values[0]:.4f}, variance {values[1]:.4f}")
 
 # %% [markdown]
-# `VGP` and `CVIModel` with the ELBO end at the same MAP. The EP-like MAP has a larger variance, since its
-# estimate does not pay for the gap of the bound, which grows with the variance. With twelve data the
-# prior decides more than the choice of objective does.
+# `VGP` and `CVIModel` with the ELBO end at the same MAP. The EP-like MAP has a larger variance,
+# since its estimate does not pay for the gap of the bound, which grows with the variance. With
+# twelve data the prior decides more than the choice of objective does.

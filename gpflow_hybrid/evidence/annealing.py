@@ -49,7 +49,7 @@ def annealed_importance_sampling(
 ) -> AnnealingResult:
     """Estimate ``log p(y | θ)`` by annealed importance sampling, with its standard error.
 
-    Chains begin at exact draws from a Gaussian and move to the posterior through
+    Chains begin at exact draws from a Gaussian and move to the posterior through ::
 
         π_t(f) ∝ base(f) exp(τ_t φ(f)),   τ_t = (t/T)^power,   t = 0, …, T
 

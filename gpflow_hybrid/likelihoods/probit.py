@@ -417,7 +417,7 @@ def _log_expected_power(m: tf.Tensor, v: tf.Tensor, alpha: tf.Tensor) -> Any:
 
 
 class ProbitBernoulli(ScalarLikelihood):
-    """Bernoulli likelihood with the probit link, exact where GPflow's ``Bernoulli`` squeezes.
+    """Bernoulli likelihood with the probit link, exact where GPflow's ``Bernoulli`` squeezes. ::
 
         p(y = 1 | f) = Φ(f),     p(y = 0 | f) = Φ(−f),     y ∈ {0, 1}
 
@@ -488,7 +488,7 @@ class ProbitBernoulli(ScalarLikelihood):
     def log_expected_power(
         self, X: TensorType, Fmu: TensorType, Fvar: TensorType, Y: TensorType, alpha: TensorType
     ) -> tf.Tensor:
-        """``(1/α) log E[p(y|f)^α]`` under ``f ~ N(Fmu, Fvar)``, one value per latent.
+        """``(1/α) log E[p(y|f)^α]`` under ``f ~ N(Fmu, Fvar)``, one value per latent. ::
 
             α → 0: E[log p(y|f)],     α = 1: log Φ((2y − 1) Fmu/√(1 + Fvar))
 

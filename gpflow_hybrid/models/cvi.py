@@ -30,7 +30,7 @@ class CVIModel(CollapsedModel):
     The approximate posterior is ``q(f) ∝ N(f; μ₀, K) Πₙ exp(λ₁ₙfₙ − ½λ₂ₙfₙ²)`` (the paper's Eq. 5);
     at the optimum it equals that of :class:`gpflow.models.VGP`. A drop-in replacement for it: the
     training loss first brings λ to its optimum for the present hyperparameters, then returns the
-    chosen learning objective there, with the exact total gradient, so that
+    chosen learning objective there, with the exact total gradient, so that ::
 
         gpflow.optimizers.Scipy().minimize(model.training_loss, model.trainable_variables)
 
