@@ -53,12 +53,15 @@ def check_power(alpha: float, name: str = "alpha") -> float:
 
 def check_positive_power(alpha: float, name: str = "alpha") -> float:
     """``alpha`` as a float, refused outside (0, 1]."""
-    if isinstance(alpha, numbers.Real) and float(alpha) == 0.0 and not isinstance(alpha, bool):
+    number = isinstance(alpha, numbers.Real) and not isinstance(alpha, bool)
+    if number and float(alpha) == 0.0:
         raise InvalidDataError(
             f"{name} must be a number in (0, 1]; found 0, at which power EP is variational inference: "
             "use CVIModel."
         )
-    return check_power(alpha, name)
+    if not number or not 0.0 < float(alpha) <= 1.0:
+        raise InvalidDataError(f"{name} must be a number in (0, 1]; found {alpha!r}. EP has 1.")
+    return float(alpha)
 
 
 def power_ep(

@@ -122,7 +122,8 @@ def _to_tensor(name: str, value: Any, to_float: bool) -> tf.Tensor:
         try:
             value = np.asarray(value)
         except ValueError as error:
-            raise InvalidDataError(f"{name} must be a numeric array: {error}.") from None
+            reason = str(error).rstrip(".")
+            raise InvalidDataError(f"{name} must be a numeric array: {reason}.") from None
         if value.dtype.kind not in "fiub":
             raise InvalidDataError(f"{name} must be numeric; found dtype {value.dtype}.")
         if value.dtype.kind == "f":
@@ -297,6 +298,19 @@ def count_latent_gps(
     return next(iter(sources.values()))
 
 
+def check_count(value: Any, name: str) -> None:
+    """Refuse what is not a positive integer."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
+        raise InvalidDataError(f"{name} must be a positive integer; found {value!r}.")
+
+
+def check_positive(value: Any, name: str) -> None:
+    """Refuse what is not a positive number."""
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not number or not 0.0 < float(value) < float("inf"):
+        raise InvalidDataError(f"{name} must be a positive, finite number; found {value!r}.")
+
+
 def check_step(lr: Any) -> Any:
     """A step size in (0, 1]: a number is checked here, a tensor when the graph runs."""
     if isinstance(lr, numbers.Real) or not tf.is_tensor(lr):
@@ -325,7 +339,7 @@ def check_mean_function(mean_function: MeanFunction, X: TensorType, num_latent_g
     """Refuse a mean function whose outputs are neither one for all latents nor one each."""
     columns = mean_function(tf.convert_to_tensor(X)[:1]).shape[-1]
     if columns not in (1, num_latent_gps):
+        allowed = "1 column" if num_latent_gps == 1 else f"1 or {num_latent_gps} columns"
         raise InvalidDataError(
-            f"mean_function must return 1 or {num_latent_gps} column(s), one per latent GP; found "
-            f"{columns}."
+            f"mean_function must return {allowed}, one per latent GP; found {columns}."
         )

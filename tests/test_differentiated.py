@@ -98,6 +98,20 @@ def test_data_in_variables_have_no_gradient(compiled: bool) -> None:
     assert gradients(model(data=data), list(data), compiled) == []
 
 
+def test_a_parameter_that_was_held_while_the_loss_was_traced() -> None:
+    m = model()
+    gpflow.set_trainable(m.kernel.lengthscales, False)
+    loss = m.training_loss_closure()
+    loss()
+    gpflow.set_trainable(m.kernel.lengthscales, True)
+    with tf.GradientTape() as tape:
+        value = loss()
+    found = tape.gradient(value, m.trainable_variables)
+    np.testing.assert_allclose(
+        found, gradients(m, list(m.trainable_variables), compiled=False), rtol=1e-7
+    )
+
+
 def test_two_gradients_of_one_tape() -> None:
     m = model(mean_function=gpflow.functions.Constant(0.1))
     both = [*m.kernel.trainable_variables], [*m.mean_function.trainable_variables]

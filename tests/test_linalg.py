@@ -258,6 +258,24 @@ def test_second_derivative_is_refused(compiled: bool) -> None:
         function(tf.ones([1, 2], tf.float64))
 
 
+def test_second_derivatives_in_the_kernel_are_refused_too() -> None:
+    r, lambda_2 = tf.ones([1, 2], tf.float64), tf.ones([1, 2], tf.float64)
+    scale = tf.Variable(1.5, dtype=tf.float64)
+
+    def slope() -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            K = scale * tf.eye(2, batch_shape=[1], dtype=tf.float64)
+            value = tf.reduce_sum(site_posterior(K, r, lambda_2).variance)
+        return tape.gradient(value, scale)
+
+    with tf.GradientTape() as outer:
+        first = slope()
+    # v = Σ 1/(1/s + 1): v' = 2/(1 + s)²
+    np.testing.assert_allclose(first, 2.0 / 2.5**2, rtol=1e-12)
+    with pytest.raises(NotImplementedError, match="Second derivatives through the posterior"):
+        outer.gradient(first, scale)
+
+
 @pytest.mark.parametrize("signs", ["positive", "mixed"])
 def test_compiled_equals_eager_also_when_the_number_of_data_changes(signs: str) -> None:
     function = tf.function(

@@ -56,8 +56,8 @@ data, test_data = sample(shortened(80, 40)), sample(1000)
 # %% [markdown]
 # ## A kernel for each function
 #
-# `SeparateIndependent` holds one kernel per latent GP. `VGP` cannot use it: it expects one $N
-# \times N$ matrix from the kernel, and gets something of another shape.
+# `SeparateIndependent` holds one kernel per latent GP. `VGP` cannot use it: it expects one
+# $N \times N$ matrix from the kernel, and gets something of another shape.
 
 
 # %%

@@ -78,8 +78,9 @@ extrapolation = {}
 for name, model in fits.items():
     gpflow.optimizers.Scipy().minimize(model.training_loss, model.trainable_variables)
     extrapolation[name] = np.mean(model.predict_log_density(test_data))
+    lengthscale, variance = model.kernel.lengthscales.numpy(), model.kernel.variance.numpy()
     print(
-        f"{name:<10}{model.kernel.lengthscales.numpy():>12.3f}{model.kernel.variance.numpy():>10.3f}"
+        f"{name:<10}{lengthscale:>12.3f}{variance:>10.3f}"
         f"{model.ep_like_log_marginal():>10.3f}{extrapolation[name]:>18.3f}"
     )
 

@@ -177,9 +177,10 @@ bottom.legend()
 
 # %% [markdown]
 # Both runs end at nearly the same values. An iteration of `VEMTrainer` is many steps of an
-# optimiser, so the two curves of a colour may be compared with each other, but not their lengths.
-# The leave-one-out density is computed from the training data without fitting again. It is an
-# optimistic estimate of the test density, as the lower plot shows.
+# optimiser, so the lengths of the two runs say nothing about their speed. The leave-one-out density
+# is computed from the training data without fitting again, and is optimistic. Here it rises
+# throughout, while the test density is best early in the run: that can be seen only with data that
+# were not trained on.
 #
 # The trainer's curves need no TensorBoard to be seen: `result.history["elbo"]` is the column that
 # was written, and `result.plot()` draws the most important ones.
@@ -218,7 +219,7 @@ print(comparison)
 # Trained with the ELBO, both classes arrive at the same optimum. The curves show how: `VGP` starts
 # from a poor $q(f)$ and needs many times the steps, because it searches for $q(f)$ and the kernel
 # at once. `CVIModel` has the best $q(f)$ at each step. Its EP-like curve levels off below the
-# optimum of the ELBO, which is not what it climbs.
+# optimum of the ELBO, which is not what it climbs; on these data it predicts a little worse.
 
 # %%
 figure, axes = plt.subplots(figsize=(8, 4), constrained_layout=True)

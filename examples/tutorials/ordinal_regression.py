@@ -59,7 +59,7 @@ data, test_data = sample(shortened(100, 40)), sample(1000)
 # $\mathrm{erf}(\pm\infty)$ in double precision, so that the ELBO of a `VGP` is NaN. Where it is
 # not, second derivatives in the outer bins still are, which `CVIModel`'s iteration needs.
 # `gh.likelihoods.Ordinal` is the same likelihood with large numbers in place of the infinite
-# ones; $\Phi$ is 0 or 1 there to the last digit.
+# ones; $\mathrm{erf}$ is $\pm 1$ there to the last digit. Every other value is GPflow's.
 
 # %%
 for likelihood in (gpflow.likelihoods.Ordinal(edges), gh.likelihoods.Ordinal(edges)):
@@ -108,7 +108,8 @@ print(f"EP-like fit: ELBO {model.elbo():.4f}, EP-like value {model.ep_like_log_m
 # numbers, whatever the number of data.
 #
 # The probability of each score is what `predict_log_density` says of it. `predict_y` has the mean
-# of the score, as if it were a number.
+# of the score, as if it were a number. The probabilities add up to slightly less than one, with
+# GPflow's `Ordinal` as with ours: its $\Phi$ runs from 0.001 to 0.999.
 
 # %%
 Xnew = np.linspace(-1.0, 11.0, 200)[:, None]

@@ -61,9 +61,8 @@ gpflow.utilities.print_summary(model, "simple")
 # %%
 lengthscales = model.kernel.lengthscales
 lengthscales.assign(0.5)
-print(
-    f"value {lengthscales.numpy():.4f}, unconstrained {lengthscales.unconstrained_variable.numpy():.4f}"
-)
+print(f"value         {lengthscales.numpy():.4f}")
+print(f"unconstrained {lengthscales.unconstrained_variable.numpy():.4f}")
 
 # %% [markdown]
 # A parameter with another transform takes the place of the old one. This one cannot leave $(0.1,

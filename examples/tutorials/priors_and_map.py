@@ -171,8 +171,8 @@ for objective in ("elbo", 0.5, "ep_like"):
 # - `elbo()` and `ep_like_log_marginal()` never contain the prior. They estimate $\log p(y \mid
 #   \theta)$.
 #
-# MAP is still one point. Where the ridge is to be integrated over, the same closure is the log
-# density that a sampler asks for.
+# MAP is still one point. Where the ridge is to be integrated over, `model.log_posterior_density`
+# is what a sampler asks for.
 #
 # ## The same model in `VGP` and in `CVIModel`
 #

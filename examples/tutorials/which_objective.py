@@ -17,8 +17,8 @@
 # $\theta$ from several estimates of $\log p(y \mid \theta)$ at it. With sites $t_n$ and $q(f) =
 # p(f) \prod_n t_n(f_n) / Z$ they are one family,
 #
-# $$\mathcal L_\alpha = \log Z + \frac1\alpha \sum_n \log \mathbb E_{q}\!\left[\left(\frac{p(y_n \mid
-# f_n)}{t_n(f_n)}\right)^{\alpha}\right].$$
+# $$\mathcal L_\alpha = \log Z + \frac1\alpha \sum_n \log \mathbb E_q
+# \left[\left(\frac{p(y_n \mid f_n)}{t_n(f_n)}\right)^\alpha\right].$$
 #
 # The limit $\alpha \to 0$ is the ELBO (`objective="elbo"`), a lower bound. $\alpha = 1$ is the
 # EP-like value (`objective="ep_like"`, the default), which has the formula of expectation
@@ -66,7 +66,7 @@ def make(data, objective="ep_like", lengthscale=None, sigma=1.0):
 
 # %%
 data, test_data = load("sonar", shortened(60, 24))
-annealing = {"num_chains": shortened(48, 16), "num_temperatures": shortened(200, 100)}
+annealing = {"num_chains": shortened(32, 16), "num_temperatures": shortened(200, 50)}
 evidence = gh.compare_evidence(make(data, sigma=np.exp(2.0)), annealing=annealing)
 print(evidence)
 
@@ -78,7 +78,7 @@ print(evidence)
 # look at is a slice: every estimate along $\log \sigma$.
 
 # %%
-log_sigmas = np.linspace(-1.0, 4.0, shortened(12, 4))
+log_sigmas = np.linspace(-1.0, 4.0, shortened(11, 3))
 model = make(data)
 ep = gh.EPModel(data, model.kernel, model.likelihood)
 curves = {"ELBO": [], "power 0.5": [], "EP-like": [], "EP": []}
@@ -142,7 +142,7 @@ for name, model in models.items():
 # %%
 print(f"{'':<10}{'objective':<10}{'σ':>8}{'lengthscale':>13}{'gap':>8}{'test log density':>18}")
 fits = {}
-for name in ("sonar", "diabetes"):
+for name in shortened(("sonar", "diabetes"), ("diabetes",)):
     train_data, held_out = load(name, shortened(200, 30))
     for objective in ("elbo", "ep_like"):
         model = fits[name, objective] = make(train_data, objective)
@@ -173,8 +173,8 @@ for row in table:
     print(f"{row['data set']:<18}{elbo:<18}{ep_like:<18}{row['p density']}")
 
 # %% [markdown]
-# Two of four gain, by hundredths of a nat per datum. Two make no difference that five folds could
-# show. None loses.
+# Sonar and USPS gain, by little, but by more than chance at the level of 0.05. On Ionosphere and
+# Diabetes five folds show no difference. No data set here loses.
 #
 # ## A short guide
 #

@@ -83,25 +83,28 @@ def with_diagnosis(method: Method) -> Callable[..., Diagnosis]:
 def report(found: Diagnosis, likelihood: Likelihood, method: Method) -> InferenceResult:
     """The result object of a finished loop."""
     solution, error = found.solution, float(found.quadrature_error)
+    trusted = error <= QUADRATURE_FAILURE
     return InferenceResult(
-        converged=int(solution.status) == CONVERGED and error <= QUADRATURE_FAILURE,
+        converged=int(solution.status) == CONVERGED and trusted,
         num_steps=int(solution.num_steps),
         num_evaluations=int(solution.num_evaluations),
         elbo=float(found.elbo),
         residual=float(solution.residual),
         min_cavity_precision=float(found.min_cavity_precision),
         num_negative_sites=int(tf.math.count_nonzero(solution.sites.lambda_2 < 0.0)),
-        message=_outcome(solution, method) + _quadrature_remark(error, likelihood, method),
+        message=_outcome(solution, method, trusted) + _quadrature_remark(error, likelihood, method),
     )
 
 
-def _outcome(solution: Solution, method: Method) -> str:
+def _outcome(solution: Solution, method: Method, trusted: bool) -> str:
     status, residual = int(solution.status), float(solution.residual)
     taken, tried = int(solution.num_steps), int(solution.num_evaluations) - 1
     number = "1 step was" if tried - taken == 1 else f"{tried - taken} steps were"
     shortened = f" {number} taken back and shortened." if tried > taken else ""
-    if status == CONVERGED:
+    if status == CONVERGED and trusted:
         return f"Converged: residual {residual:.1e} after {taken} steps.{shortened}"
+    if status == CONVERGED:
+        return f"Not converged: the residual is {residual:.1e}, but of an inaccurate integral."
     if status == EXHAUSTED:
         return (
             f"Not converged: residual {residual:.1e} after {tried + 1} evaluations of the "

@@ -51,10 +51,7 @@ def _with_adjoint(
         K: tf.Tensor, r: tf.Tensor, lambda_2: tf.Tensor
     ) -> tuple[tuple[tf.Tensor, ...], Callable[..., Any]]:
         def grad(d_bar: tf.Tensor, v_bar: tf.Tensor, z_bar: tf.Tensor) -> tuple[Any, ...]:
-            K_, r_, lam, d_bar, v_bar, z_bar = _no_second_derivative(
-                K, r, lambda_2, d_bar, v_bar, z_bar
-            )
-            Sigma = known.covariance(K_, lam)
+            Sigma = known.covariance(K, lambda_2)
             z = z_bar[..., None]
             # dΣ = Aᵀ dK A − Σ dΛ Σ; d = Σr.
             Sigma_d_bar = matvec(Sigma, d_bar)
@@ -64,10 +61,11 @@ def _with_adjoint(
                 - matvec(tf.square(Sigma), v_bar)
                 - 0.5 * z * (tf.square(shift) + variance)
             )
-            K_bar = using.kernel_adjoint(Sigma, r_, lam, shift, d_bar, v_bar, z_bar)
+            K_bar = using.kernel_adjoint(Sigma, r, lambda_2, shift, d_bar, v_bar, z_bar)
             if K.shape[0] == 1 != r.shape[0]:
                 K_bar = tf.reduce_sum(K_bar, axis=0, keepdims=True)
-            return K_bar, r_bar, lambda_2_bar
+            bars = (d_bar, v_bar, z_bar)
+            return _without_derivative(K_bar, r_bar, lambda_2_bar, K, r, lambda_2, *bars)
 
         return (tf.identity(shift), tf.identity(variance), tf.identity(log_normaliser)), grad
 
@@ -75,8 +73,11 @@ def _with_adjoint(
 
 
 @tf.custom_gradient
-def _no_second_derivative(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., Any]]:
-    """The identity; differentiating it says that the hand-written adjoint has no derivative."""
+def _without_derivative(
+    K_bar: tf.Tensor, r_bar: tf.Tensor, lambda_2_bar: tf.Tensor, *origins: tf.Tensor
+) -> tuple[tuple[tf.Tensor, ...], Callable[..., Any]]:
+    """The first three as they are; to differentiate them, also in what they were made of, says that the
+    hand-written adjoint has no derivative. (LAPACK's calls alone would pass for constants.)"""
 
     def grad(*_: tf.Tensor) -> Any:
         raise NotImplementedError(
@@ -84,7 +85,7 @@ def _no_second_derivative(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callabl
             "is written by hand. Use first derivatives, or finite differences of them."
         )
 
-    return [tf.identity(t) for t in tensors], grad
+    return tuple(tf.identity(x) for x in (K_bar, r_bar, lambda_2_bar)), grad
 
 
 def offset_sites(

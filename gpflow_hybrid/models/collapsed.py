@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import numbers
 import zlib
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -16,7 +15,7 @@ from gpflow.base import Parameter
 from tensorflow.python.eager import record
 
 from ..compilation import call_compiled
-from ..errors import InvalidDataError, NonFiniteError
+from ..errors import NonFiniteError
 from ..inference.common import (
     ACCEPTABLE_RESIDUAL,
     INVALID_START,
@@ -29,6 +28,7 @@ from ..inference.reports import Diagnosis, InferenceResult, report, with_diagnos
 from ..likelihoods.expectations import expectation_gradients
 from ..linalg import Marginals
 from ..sites import SiteValues
+from ..validation import check_count, check_positive
 from .base import SiteModel
 
 TRAINING_TOLERANCE = 1e-9
@@ -72,10 +72,8 @@ class CollapsedModel(SiteModel):
     def _infer(
         self, method: Method, tolerance: float, max_steps: int, *more_limits: tf.Tensor
     ) -> InferenceResult:
-        if not isinstance(tolerance, numbers.Real) or not tolerance > 0.0:
-            raise InvalidDataError(f"tolerance must be a positive number; found {tolerance!r}.")
-        if not isinstance(max_steps, numbers.Integral) or max_steps < 1:
-            raise InvalidDataError(f"max_steps must be a positive integer; found {max_steps!r}.")
+        check_positive(tolerance, "tolerance")
+        check_count(max_steps, "max_steps")
         if not tf.executing_eagerly():
             raise RuntimeError(
                 "infer() reports to Python and cannot run inside tf.function. Call it outside; inside, "
@@ -164,13 +162,15 @@ class CollapsedModel(SiteModel):
             prior = self.prior()
             found = self._collapse(method, prior)
             return method.surrogate(prior, found, self.likelihood, self._data_tensors()), []
+        # Data in variables have no gradient: λ, which follows θ, does not follow them.
+        excluded = {id(v) for v in (*self.sites.variables, *self.data)}
         with tf.GradientTape() as tape:
+            # A parameter that is held now may be trainable when this graph is differentiated.
+            tape.watch([v for v in self.variables if v.dtype.is_floating and id(v) not in excluded])
             prior = self.prior()
             with tape.stop_recording():
                 found = self._collapse(method, prior)
             value = method.surrogate(prior, found, self.likelihood, self._data_tensors())
-        # Data in variables have no gradient: λ, which follows θ, does not follow them.
-        excluded = {id(v) for v in (*self.sites.variables, *self.data)}
         variables += [v for v in tape.watched_variables() if id(v) not in excluded]
         gradients = tape.gradient(
             value, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO

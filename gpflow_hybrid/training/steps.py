@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from ..errors import InvalidDataError
-from ..validation import check_step
+from ..validation import check_count, check_positive, check_step
 
 OPTIMIZERS = ("adam", "sgd")
 
@@ -112,16 +112,3 @@ class LBFGSSteps:
 
 EStep = NaturalGradientSteps | InferToConvergence
 MStep = GradientSteps | LBFGSSteps
-
-
-def check_count(value: Any, name: str) -> None:
-    """Refuse what is not a positive integer."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-        raise InvalidDataError(f"{name} must be a positive integer; found {value!r}.")
-
-
-def check_positive(value: Any, name: str) -> None:
-    """Refuse what is not a positive number."""
-    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not number or not 0.0 < float(value) < float("inf"):
-        raise InvalidDataError(f"{name} must be a positive, finite number; found {value!r}.")

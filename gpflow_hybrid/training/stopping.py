@@ -17,9 +17,8 @@ from gpflow.base import RegressionData
 
 from ..errors import InvalidDataError
 from ..models import SiteModel
-from ..validation import prepare_data
+from ..validation import check_count, check_positive, prepare_data
 from .history import History
-from .steps import check_count, check_positive
 
 
 class Verdict(NamedTuple):

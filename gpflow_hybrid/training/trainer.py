@@ -15,6 +15,7 @@ import tensorflow as tf
 from ..errors import InvalidDataError, InvalidPosteriorError, NonFiniteError
 from ..models import CollapsedModel, CVIModel
 from ..objectives import Objective
+from ..validation import check_count
 from . import interrupts
 from . import progress as progress_bars
 from .alternation import Alternation, EStepOutcome, MStepOutcome
@@ -28,7 +29,6 @@ from .steps import (
     InferToConvergence,
     MStep,
     NaturalGradientSteps,
-    check_count,
 )
 from .stopping import Patience, StoppingRule, Verdict, as_rule, default_rules
 

@@ -110,6 +110,7 @@ def literals(
                 continue  # a part of what has been read
             passed_on = spoken and isinstance(node, (ast.BinOp, ast.IfExp, ast.List))
             said = isinstance(node, ast.Call) and field == "args" and (raised or speaks(node))
+            said |= isinstance(node, ast.keyword) and node.arg in ("message", "msg")
             yield from literals(child, passed_on or said, raised=isinstance(node, ast.Raise))
 
 
@@ -236,6 +237,7 @@ def test_no_entry_can_be_left_out(page: str, known: list[Message]) -> None:
         ('tf.debugging.Assert(ok, ["bad lr", lr])', ["bad lr"]),
         ('tf.print("gpflow_hybrid: slow", x)', ["gpflow_hybrid: slow"]),
         ('Result(message=f"It went {how} here.")', ["It went … here."]),
+        ('tf.debugging.assert_positive(x, message="Not positive")', ["Not positive"]),
         ('def _remedy():\n    return "Pass Y - 1."', ["Pass Y - 1."]),
         ('remarks += f" It is as after {n}."', ["It is as after …."]),
         ('raise ValueError("odd" if n % 2 else "even")', ["odd", "even"]),
