@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
+
 __all__ = [
     "CheckpointError",
     "GPflowHybridError",
@@ -32,3 +35,8 @@ class NonFiniteError(GPflowHybridError, ArithmeticError):
 
 class CheckpointError(GPflowHybridError, OSError):
     """A checkpoint cannot be used, or would be overwritten; nothing was changed."""
+
+
+def in_short(row: npt.ArrayLike) -> str:
+    """A row of the data for a message, its middle left out where it is long."""
+    return np.array2string(np.asarray(row), threshold=8, edgeitems=3)

@@ -14,7 +14,7 @@ from gpflow.posteriors import AbstractPosterior, PrecomputeCacheType, Precompute
 from gpflow.utilities import assert_params_false
 
 from .covariances import covariance, prior_mean, variance
-from .errors import InvalidPosteriorError, NonFiniteError
+from .errors import InvalidPosteriorError, NonFiniteError, in_short
 from .linalg import factorise, matvec, offset_sites, posterior_from_factors
 from .sites import Sites
 
@@ -47,7 +47,7 @@ def explain_invalid(X: TensorType, K: tf.Tensor, mean: tf.Tensor, lambda_2: tf.T
         if not finite.all():
             n = int(np.argmin(finite))
             return NonFiniteError(
-                f"The {name} is not finite at datum {n} (x = {np.asarray(X)[n]}). Check the "
+                f"The {name} is not finite at datum {n} (x = {in_short(np.asarray(X)[n])}). Check the "
                 "hyperparameters: gpflow.utilities.print_summary(model)."
             )
     array = np.asarray(lambda_2)

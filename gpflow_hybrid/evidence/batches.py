@@ -12,7 +12,7 @@ from gpflow.base import RegressionData
 from gpflow.likelihoods import Likelihood
 from scipy.special import logsumexp
 
-from ..errors import NonFiniteError
+from ..errors import NonFiniteError, in_short
 from .bases import Base, Prior, conditionals, prior_base, site_base
 from .chains import Chains, Path, Problem, advance, begin
 from .moment_matching import match_moments
@@ -135,7 +135,7 @@ class Batch:
         if n >= 0:
             x, y = self.problem.X[n].numpy(), self.problem.Y[n].numpy()
             raise NonFiniteError(
-                f"log p(y|f) is NaN at datum {n} (x = {x}, y = {y}) for a value of f that the "
+                f"log p(y|f) is NaN at datum {n} (x = {in_short(x)}, y = {y}) for a value of f that the "
                 "chains started from. The likelihood must return a number or −∞ for every f: rescale "
                 "the data, or make the kernel's variance smaller."
             )

@@ -72,7 +72,7 @@ def collapse(alpha: float, likelihood: Likelihood, *tensors: tf.Tensor) -> Colla
         "gpflow_hybrid: a cavity does not exist at these hyperparameters; the training loss falls "
         "back to the ELBO, a lower bound of the objective."
     )
-    tf.cond(exists, tf.no_op, lambda: tf.print(message))
+    tf.cond(exists | ~solution.has_started, tf.no_op, lambda: tf.print(message))
     adjoint = Adjoint(*(tf.where(exists, x, y) for x, y in zip(adjoint, bound, strict=True)))
     return Collapse(
         solution, weights, EvaluatedCovariance(at.known.posterior, system.Sigma), adjoint

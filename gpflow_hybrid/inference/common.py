@@ -46,6 +46,11 @@ class Solution(NamedTuple):
     """What the iteration raises: the ELBO, Laplace's log joint; for EP its log marginal likelihood."""
     residual: tf.Tensor
 
+    @property
+    def has_started(self) -> tf.Tensor:
+        """Whether there was a valid q with finite expectations to start from."""
+        return tf.not_equal(self.status, INVALID_START)
+
 
 class Adjoint(NamedTuple):
     """A learning objective at ``λ*`` and its total derivatives in the marginals of q, ``[N, L]``; that in

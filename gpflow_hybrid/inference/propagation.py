@@ -185,7 +185,7 @@ def propagate(
             num_evaluations=first.num_evaluations + new.num_evaluations,
         )
 
-    failed = (first.residual > tolerance) & tf.not_equal(first.status, INVALID_START)
+    failed = (first.residual > tolerance) & first.has_started
     return tf.cond(failed & (left > 1), second, lambda: first)
 
 

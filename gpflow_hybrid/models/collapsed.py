@@ -15,10 +15,9 @@ from gpflow.base import Parameter
 from tensorflow.python.eager import record
 
 from ..compilation import call_compiled
-from ..errors import NonFiniteError
+from ..errors import NonFiniteError, in_short
 from ..inference.common import (
     ACCEPTABLE_RESIDUAL,
-    INVALID_START,
     Collapse,
     Method,
     Prior,
@@ -83,7 +82,7 @@ class CollapsedModel(SiteModel):
         tolerance = tf.constant(tolerance, start.lambda_1.dtype)
         limits = (tolerance, tf.constant(int(max_steps)), *more_limits)
         found = self._diagnose(method, start, *limits)
-        if int(found.solution.status) == INVALID_START:
+        if not found.solution.has_started:
             self._refuse_start(found)
         self.sites.assign(found.solution.sites)
         self.sites.release()
@@ -129,7 +128,7 @@ class CollapsedModel(SiteModel):
                 n = bad[0][0]
                 raise NonFiniteError(
                     "The expected log likelihood or its gradient is not finite at datum "
-                    f"{n} (x = {X[n]}, y = {Y[n]}, q(f) = N({q.mean.numpy()[n]}, "
+                    f"{n} (x = {in_short(X[n])}, y = {Y[n]}, q(f) = N({q.mean.numpy()[n]}, "
                     f"{q.variance.numpy()[n]})). Rescale the data, or start from a smaller kernel "
                     "variance."
                 )
@@ -161,7 +160,8 @@ class CollapsedModel(SiteModel):
         if tf.executing_eagerly() and not record.could_possibly_record():
             prior = self.prior()
             found = self._collapse(method, prior)
-            return method.surrogate(prior, found, self.likelihood, self._data_tensors()), []
+            value = method.surrogate(prior, found, self.likelihood, self._data_tensors())
+            return self._or_penalty(found.solution, value), []
         # Data in variables have no gradient: λ, which follows θ, does not follow them.
         excluded = {id(v) for v in (*self.sites.variables, *self.data)}
         with tf.GradientTape() as tape:
@@ -176,7 +176,10 @@ class CollapsedModel(SiteModel):
             value, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
         # Dense, as the other branch's zeros are; constants for whoever differentiates once more.
-        return value, [tf.stop_gradient(tf.convert_to_tensor(g)) for g in gradients]
+        gradients = [tf.stop_gradient(tf.convert_to_tensor(g)) for g in gradients]
+        started = found.solution.has_started
+        gradients = [tf.where(started, g, tf.zeros_like(g)) for g in gradients]
+        return self._or_penalty(found.solution, value), gradients
 
     def _parameters_are_proper(self) -> tf.Tensor:
         """Whether no transformed parameter has left its domain: an optimiser's long step can take a
@@ -190,8 +193,17 @@ class CollapsedModel(SiteModel):
                     proper = proper & tf.reduce_all(value > 0.0)
         return proper
 
+    def _lowest(self) -> tf.Tensor:
+        """An objective so low that a line search backs away."""
+        num_data = tf.cast(tf.shape(self.sites.lambda_1)[0], self.sites.lambda_1.dtype)
+        return -PENALTY_PER_DATUM * num_data
+
+    def _or_penalty(self, solution: Solution, value: tf.Tensor) -> tf.Tensor:
+        """The value, or the lowest where inference could not even start: ℓ² underflows at ℓ = 1e-200."""
+        return tf.where(solution.has_started, value, self._lowest())
+
     def _penalty(self) -> tf.Tensor:
-        """An objective so low, and flat, that a line search backs away; refused at a first evaluation."""
+        """The lowest objective, and flat; refused at a first evaluation."""
         message = (
             "A parameter is zero or not finite, and training has not begun: set it to a proper value "
             "(gpflow.utilities.print_summary(model) shows them)."
@@ -200,8 +212,7 @@ class CollapsedModel(SiteModel):
         if tf.executing_eagerly() and not begun:
             raise NonFiniteError(message)
         with tf.control_dependencies([tf.debugging.Assert(begun, [message])]):
-            num_data = tf.cast(tf.shape(self.sites.lambda_1)[0], self.sites.lambda_1.dtype)
-            return -PENALTY_PER_DATUM * num_data
+            return tf.identity(self._lowest())
 
     def _penalty_with_gradients(
         self, variables: list[tf.Variable]
@@ -226,25 +237,34 @@ class CollapsedModel(SiteModel):
             sites = (tf.stop_gradient(x) for x in self.sites.values)
             arguments = (*constant, *self._data_tensors(), *sites, *limits)
             found = method.collapse(self.likelihood, *arguments)
-        self._settle(found.solution)
+        self._settle(found.solution, training=True)
         return found
 
-    def _settle(self, solution: Solution) -> None:
-        """Store ``λ*`` and what it was inferred for, unless inference could not even start."""
+    def _settle(self, solution: Solution, training: bool = False) -> None:
+        """Store ``λ*`` and what it was inferred for, unless inference could not even start.
+
+        That is an error; but once training has begun it is a line search that went too far, and the sites
+        stay those of its last good trial.
+        """
         message = (
             "Inference inside the training loss could not start: the kernel matrix, the mean "
             "function or the expected log likelihood is not finite at these hyperparameters. "
             "Put bounds or priors on them; model.infer() names the datum."
         )
-        usable = tf.not_equal(solution.status, INVALID_START)
+        usable = solution.has_started
+        refused = ~self.sites.is_bound() if training else tf.constant(True)
         poor = usable & (solution.residual > WARN_RESIDUAL)
         warning = "gpflow_hybrid: inference inside the training loss did not converge; residual"
-        if tf.executing_eagerly() and not usable:
+        if tf.executing_eagerly() and refused and not usable:
             raise NonFiniteError(message)
         tf.cond(poor, lambda: tf.print(warning, solution.residual), tf.no_op)
-        with tf.control_dependencies([tf.debugging.Assert(usable, [message])]):
-            self.sites.assign(SiteValues(*(tf.identity(x) for x in solution.sites)))
-            self.sites.bind(self._hyperparameter_values())
+        with tf.control_dependencies([tf.debugging.Assert(usable | ~refused, [message])]):
+            tf.cond(usable, lambda: self._store(solution.sites), tf.no_op)
+
+    def _store(self, sites: SiteValues) -> tf.Operation:
+        self.sites.assign(SiteValues(*(tf.identity(x) for x in sites)))
+        self.sites.bind(self._hyperparameter_values())
+        return tf.no_op()
 
     def _hyperparameter_values(self) -> tf.Tensor:
         """A mark of the model's parts, and every floating variable but the sites and the data."""

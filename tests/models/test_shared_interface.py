@@ -295,6 +295,24 @@ def test_single_precision(cls: Any) -> None:
 
 
 @each_model
+def test_a_line_search_that_went_too_far_can_come_back(cls: Any) -> None:
+    model = build(cls)
+    loss = model.training_loss_closure()
+    first = loss()
+    sites = model.sites.lambda_1.numpy()
+    model.kernel.lengthscales.assign(1e-200)  # whose square is zero
+    with tf.GradientTape() as tape:
+        value = loss()
+    assert value == 1000.0 * N > first
+    np.testing.assert_array_equal(tape.gradient(value, model.trainable_variables), 0.0)
+    np.testing.assert_array_equal(model.sites.lambda_1, sites)
+    with pytest.raises(gh.NonFiniteError, match="could not start"):
+        model.predict_f(x_new())  # λ follows the hyperparameters, but not there
+    model.kernel.lengthscales.assign(0.7)
+    np.testing.assert_allclose(loss(), first, rtol=1e-8)
+
+
+@each_model
 def test_hyperparameters_without_a_value_are_refused_by_datum(cls: Any) -> None:
     model = build(cls)
     model.mean_function.c.assign(2000.0)  # a rate of exp(2000)
