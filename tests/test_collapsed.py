@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import gpflow
 import numpy as np
 import pytest
@@ -9,7 +11,9 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import gpflow_hybrid as gh
+from tests.selection import by_speed
 
+OBJECTIVES = ["elbo", 0.5, "ep_like"]
 KERNELS = {
     "sum": lambda: gpflow.kernels.Matern52() + gpflow.kernels.Linear(variance=0.5),
     "product": lambda: (
@@ -59,8 +63,13 @@ def check_gradient(model: gh.CVIModel, rtol: float = 1e-5, step: float = 1e-4) -
 PROBIT = gh.likelihoods.ProbitBernoulli()  # one instance: its compiled graphs are reused
 
 
-@pytest.mark.parametrize("objective", ["elbo", 0.5, "ep_like"])
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(
+    ("kernel", "objective"),
+    by_speed(
+        itertools.product(KERNELS, OBJECTIVES),
+        [("sum", "elbo"), ("product", 0.5), ("ard", "ep_like"), ("changepoints", "ep_like")],
+    ),
+)
 def test_gradient_over_kernels(kernel, objective):
     X = inputs()
     Y = binary(X)
@@ -98,8 +107,20 @@ def multiclass(X):
     return Y, gpflow.kernels.Matern52(), gpflow.likelihoods.MultiClass(3)
 
 
-@pytest.mark.parametrize("objective", ["elbo", 0.5, "ep_like"])
-@pytest.mark.parametrize("make", [bernoulli, student, poisson, heteroskedastic, multiclass])
+@pytest.mark.parametrize(
+    ("make", "objective"),
+    by_speed(
+        itertools.product([bernoulli, student, poisson, heteroskedastic, multiclass], OBJECTIVES),
+        [
+            (bernoulli, "elbo"),
+            (bernoulli, "ep_like"),
+            (student, 0.5),
+            (poisson, "ep_like"),
+            (heteroskedastic, "ep_like"),
+            (multiclass, "ep_like"),
+        ],
+    ),
+)
 def test_gradient_over_likelihoods(make, objective):
     X = inputs(4)
     Y, kernel, likelihood = make(X)

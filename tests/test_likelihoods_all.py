@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable
 from typing import Any
 
 import gpflow
@@ -21,13 +20,9 @@ from gpflow_hybrid.likelihoods.ratios import (
 )
 from tests import reference
 from tests.likelihood_cases import CASES, LogCosh
+from tests.selection import by_speed
 
 N = 12
-
-
-def by_speed(cases: Iterable[tuple[str, ...]], fast: list[tuple[str, ...]]) -> list[Any]:
-    """All cases, those that are not in ``fast`` marked as slow: a trace takes seconds."""
-    return [pytest.param(*c, marks=() if c in fast else pytest.mark.slow) for c in cases]
 
 
 def make_data(name: str) -> tuple[np.ndarray, np.ndarray]:

@@ -426,11 +426,13 @@ def test_step_sizes_as_python_numbers_inside_a_graph() -> None:
     np.testing.assert_array_equal(lambdas(model), before)
 
 
-@pytest.mark.parametrize("tolerance", [0, -1e-6, float("nan"), "a", None])
+@pytest.mark.parametrize("tolerance", [0, -1e-6, float("nan"), float("inf"), "a", None])
 def test_infer_refuses_tolerances(tolerance: Any) -> None:
     model = binary_model()
     before = lambdas(model)
-    with pytest.raises(InvalidDataError, match="^tolerance must be a positive number; found"):
+    with pytest.raises(
+        InvalidDataError, match="^tolerance must be a positive, finite number; found"
+    ):
         model.infer(tolerance=tolerance)
     np.testing.assert_array_equal(lambdas(model), before)
 

@@ -161,7 +161,7 @@ for output, axis in enumerate(axes):
         axis.plot(data[0][rows, 0], data[1][rows, 0], marker, label=label)
     axis.set(ylabel="y", title=f"Output {output}")
 axes[0].legend(fontsize="small", ncols=2, loc="upper right")
-axes[1].set(xlabel="x")
+_ = axes[1].set(xlabel="x")
 
 # %% [markdown]
 # Beyond 6 the uncoupled second output returns to the prior. The coupled one follows the first

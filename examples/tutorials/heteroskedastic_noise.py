@@ -109,7 +109,7 @@ bottom.fill_between(Xnew[:, 0], low, high, color="tab:orange", alpha=0.2, label=
 bottom.plot(Xnew, np.exp(f_mean[:, 1]), color="tab:orange", label="median of the scale")
 bottom.plot(Xnew, scale(Xnew), "k:", label="true scale")
 bottom.set(xlabel="x", ylabel="scale of the noise", yscale="log", title="Noise")
-bottom.legend(fontsize="small")
+_ = bottom.legend(fontsize="small")
 
 # %% [markdown]
 # ## The same model in `VGP` and in `CVIModel`
@@ -171,4 +171,4 @@ f_mean, _ = separate.predict_f(Xnew)
 axis.plot(Xnew, np.exp(f_mean[:, 1]), label="CVIModel, separate kernels")
 axis.plot(Xnew, scale(Xnew), "k", linewidth=0.8, label="truth")
 axis.set(xlabel="x", ylabel="scale of the noise", yscale="log")
-axis.legend(fontsize="small")
+_ = axis.legend(fontsize="small")

@@ -173,7 +173,7 @@ top.legend(fontsize="small")
 bottom.plot(*curve(runs["VEMTrainer"], "predictions/leave_one_out"), "C1-", label="leave-one-out")
 bottom.plot(*curve(read(logs / "vem-test"), "predictions/test"), "k-", label="test")
 bottom.set(xlabel="iteration of VEMTrainer", ylabel="mean log density")
-bottom.legend()
+_ = bottom.legend()
 
 # %% [markdown]
 # Both runs end at nearly the same values. An iteration of `VEMTrainer` is many steps of an
@@ -227,7 +227,7 @@ for name in models:
     steps, elbos = curve(read(logs / name), "objectives/elbo")
     axes.plot(steps, comparison["CVIModel, ELBO"].elbo - elbos, ".-", label=name)
 axes.set(xlabel="step of L-BFGS", ylabel="optimum less ELBO", yscale="log", ylim=(1e-4, 1e2))
-axes.legend()
+_ = axes.legend()
 
 # %%
 temporary.cleanup()

@@ -103,7 +103,7 @@ softmax.likelihood.num_monte_carlo_points = 2000
 figure, axis = plt.subplots(figsize=(8, 3), constrained_layout=True)
 plot_probabilities(axis, softmax)
 axis.set(ylabel="probability", title="Softmax: probabilities, and below them the data")
-axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+_ = axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 # %% [markdown]
 # ## `RobustMax`
@@ -162,4 +162,4 @@ for (name, model), axis in zip(models.items(), axes, strict=True):
         ylabel="probability",
     )
 axes[0].legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
-axes[-1].set(xlabel="x")
+_ = axes[-1].set(xlabel="x")

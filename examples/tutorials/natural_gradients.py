@@ -154,7 +154,7 @@ for colour, size in enumerate(sizes):
     )
 axes.plot(optimum - np.array(by_newton), "k.-", linewidth=2, label="CVIModel, infer()")
 axes.set(xlabel="step", ylabel="optimum less ELBO", yscale="log", ylim=(1e-4, 1e5))
-axes.legend(fontsize="small")
+_ = axes.legend(fontsize="small")
 
 # %% [markdown]
 # The circles of `NaturalGradient` lie on the lines of `natgrad_step`. With 0.1 the climb is far
@@ -231,4 +231,4 @@ for name, style in (("CVIModel, EP-like", "C0-"), ("VGP", "C1--")):
         axes.plot(Xnew, np.exp(mean + side * np.sqrt(variance)), style, linewidth=0.7)
 axes.plot(X, Y, "k.", label="data")
 axes.set(xlabel="x", ylabel="y", ylim=(-1.0, 1.5 * Y.max()), title="Rate, with its 95 % band")
-axes.legend()
+_ = axes.legend()

@@ -101,7 +101,7 @@ for axis, model, factor, truth, title in (
     axis.plot(*model.data, "k.", markersize=4, label="data")
     axis.set(ylabel="y", title=title)
 axes[0].legend(ncols=2)
-axes[1].set(xlabel="x")
+_ = axes[1].set(xlabel="x")
 
 # %% [markdown]
 # ## Heavy tails
@@ -188,4 +188,4 @@ for axis, values in ((top, Y[:, 0]), (bottom, lambda_2)):
 top.set(ylim=(-3.0, 4.0), ylabel="y", title="Mean of f (some data lie outside)")
 top.legend(ncols=3, fontsize="small")
 bottom.axhline(0.0, color="k", linewidth=0.5)
-bottom.set(xlabel="x", ylabel=r"$\lambda_2$", title="Precision of the sites")
+_ = bottom.set(xlabel="x", ylabel=r"$\lambda_2$", title="Precision of the sites")

@@ -199,7 +199,7 @@ for name, style in (("CVIModel, EP-like", "C0-"), ("VGP", "C1--")):
 axes.plot(Xnew, np.exp(np.sin(2.0 * Xnew)), "k:", label="truth")
 axes.plot(*data, "k.", markersize=3, label="data")
 axes.set(xlabel="x", ylabel="y", yscale="log", title="Mean duration, with its 95 % band")
-axes.legend(fontsize="small")
+_ = axes.legend(fontsize="small")
 
 # %%
 temporary.cleanup()
