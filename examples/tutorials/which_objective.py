@@ -117,7 +117,9 @@ _ = right.legend()
 # that it is not small. The slight decline of the EP-like value is its error, and keeps the fit
 # from running away.
 #
-# The same in three fits:
+# ## The same model in `VGP` and in `CVIModel`
+#
+# The three fits, each at the maximum of its own curve:
 
 # %%
 models = {

@@ -25,7 +25,7 @@ TUTORIALS = sorted(
 )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # Sphinx registers its classes once
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built site, its tutorials without outputs: running them is other tests' business."""
     source = tmp_path_factory.mktemp("docs") / "source"
