@@ -24,6 +24,7 @@ extensions = [
 # `make examples` runs the tutorials; the site shows what came out.
 nb_execution_mode = "off"
 nb_merge_streams = True
+nb_output_stderr = "remove"  # TensorFlow's remarks on the machine
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 
