@@ -4,6 +4,7 @@ WORKERS ?= 2
 BIN := .venv/bin
 STAMP := .venv/.installed
 TUTORIALS := $(filter-out %/tutorial_tools.py,$(wildcard examples/tutorials/*.py))
+PACKAGE := $(shell find gpflow_hybrid -name '*.py')
 NOTEBOOKS := $(TUTORIALS:examples/tutorials/%.py=docs/tutorials/%.ipynb)
 
 .DEFAULT_GOAL := test
@@ -28,12 +29,12 @@ test: $(STAMP)
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist=worksteal
 
-# Every tutorial in full, WORKERS at a time, with its outputs as a notebook in docs/tutorials/.
+# Every tutorial that is out of date in full, WORKERS at a time, as a notebook with its outputs.
 examples: $(STAMP)
 	$(MAKE) --jobs $(WORKERS) $(NOTEBOOKS)
 
 # One thread each: the tutorials share the cores.
-docs/tutorials/%.ipynb: examples/tutorials/%.py examples/tutorials/tutorial_tools.py
+docs/tutorials/%.ipynb: examples/tutorials/%.py examples/tutorials/tutorial_tools.py $(PACKAGE)
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TF_CPP_MIN_LOG_LEVEL=3 \
 	$(BIN)/jupytext --quiet --to ipynb --execute --run-path examples/tutorials --output $@ $<
 

@@ -30,7 +30,8 @@ myst_heading_anchors = 3
 
 # Docstrings quote names in single or double backticks alike.
 default_role = "code"
-autodoc_default_options = {"members": True, "show-inheritance": True}
+# A setting's fields are explained by its class.
+autodoc_default_options = {"members": True, "undoc-members": True, "show-inheritance": True}
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"

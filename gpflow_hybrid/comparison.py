@@ -29,10 +29,13 @@ class ObjectiveFit:
     """One objective: the model fitted to all the data, and how such fits predict held-out folds."""
 
     objective: Objective
+    """What was trained."""
     model: CVIModel
+    """Fitted to all the data."""
     hyperparameters: dict[str, Any]
     """Every trainable parameter of the fitted model, by GPflow's path."""
     elbo: float
+    """Of the fit to all data."""
     ep_like: float
     """NaN where a cavity does not exist, as :attr:`leave_one_out`."""
     log_densities: FloatArray
@@ -60,7 +63,9 @@ class ObjectiveComparison:
     """What :func:`compare_objectives` found; prints as a table with a verdict."""
 
     fits: tuple[ObjectiveFit, ...]
+    """One for each objective."""
     num_folds: int
+    """Of the cross-validation."""
 
     def __getitem__(self, objective: Objective) -> ObjectiveFit:
         """The fit with this objective."""

@@ -67,7 +67,7 @@ def _matrix(kernel: Kernel, X: tf.Tensor) -> tf.Tensor:
         return by_rows(
             lambda D: _from_distances(kernel, D),
             lambda: squared_distances(X),
-            kernel.trainable_variables,
+            [v for v in kernel.variables if v.dtype.is_floating],
         )
     return _whole_matrix(kernel, X)
 

@@ -29,7 +29,9 @@ class Sites(Module):
         super().__init__()
         shape = (static_num_data, num_latent_gps)
         zeros = tf.zeros((num_data, num_latent_gps), dtype=default_float())
+        #: ``λ₁`` ``[N, L]``
         self.lambda_1 = Parameter(zeros, trainable=False, shape=shape, name="lambda_1")
+        #: ``λ₂`` ``[N, L]``, signed
         self.lambda_2 = Parameter(zeros, trainable=False, shape=shape, name="lambda_2")
         # Fingerprints of λ and of the hyperparameters that a training loss inferred λ for; zero
         # when λ is the user's own. Of fixed shape: deepcopy of a variable keeps no dynamic one.

@@ -1,8 +1,4 @@
-"""Quiet TensorFlow, one thread for each xdist worker, and a GPflow configuration per test.
-
-xdist's workers run graphs as they were traced: most tests run a graph once or twice, and TensorFlow takes a
-second to optimise it. ``pytest`` without ``-n`` has the optimiser.
-"""
+"""Quiet TensorFlow, one thread for each xdist worker, and a GPflow configuration per test."""
 
 import os
 
@@ -21,7 +17,6 @@ import tensorflow as tf  # noqa: E402
 if _IN_WORKER:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 
 @pytest.fixture(autouse=True)

@@ -75,7 +75,14 @@ def test_newton_finds_the_optimum_of_plain_damping():
     assert_stationary(newton, atol=1e-6)
 
 
-@pytest.mark.parametrize("make", [student_model, poisson_model, squeezed_bernoulli_model])
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(student_model, marks=pytest.mark.slow),
+        poisson_model,
+        squeezed_bernoulli_model,
+    ],
+)
 def test_converges_from_fifty_random_starts(make):
     model = make()
     rng = np.random.default_rng(4)

@@ -165,4 +165,4 @@ _ = axes[1].set(xlabel="x")
 
 # %% [markdown]
 # Beyond 6 the uncoupled second output returns to the prior. The coupled one follows the first
-# output, with a band that covers what of it is its own.
+# output, with a band for the part that the first does not determine.

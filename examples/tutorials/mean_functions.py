@@ -150,3 +150,11 @@ for name, model in models.items():
 # objective has little left to correct. What is left of the difference is in the work: `VGP` moves
 # its variational mean and covariance through the optimiser along with the line, `CVIModel` the
 # line and the kernel alone.
+
+# %%
+figure, axis = plt.subplots(figsize=(8, 3.5), constrained_layout=True)
+for (name, model), style in zip(models.items(), ("-", "--", ":"), strict=True):
+    axis.plot(X_new, np.exp(model.predict_f(X_new)[0]), style, linewidth=2, label=name)
+axis.plot(*data, "k|", markersize=7, label="training data")
+axis.set(xlabel="x", ylabel="count", title="Posterior median of the rate")
+_ = axis.legend()

@@ -102,7 +102,7 @@ now_and_then = MonitorTaskGroup(ImageToTensorBoard(log_dir, draw, "fit"), period
 # The optimiser calls the monitor after each of its steps.
 
 # %%
-gpflow.optimizers.Scipy().minimize(
+_ = gpflow.optimizers.Scipy().minimize(
     model.training_loss,
     model.trainable_variables,
     step_callback=Monitor(every_step, now_and_then),

@@ -49,11 +49,11 @@ X, Y = data
 #
 # `VGP`'s $q(f)$ has a free mean and covariance. In `CVIModel` it is the prior times one Gaussian
 # site per datum, $t_n(f_n) = \exp(\lambda_{1n} f_n - \tfrac12 \lambda_{2n} f_n^2)$. A
-# natural-gradient step from such a $q(f)$ leads to another: with its mean parameters $\mu_n =
+# natural-gradient step from such a $q(f)$ leads to another: with its mean parameters $\eta_n =
 # (\mathbb{E} f_n, -\tfrac12 \mathbb{E} f_n^2)$ it is
 #
 # $$\lambda_n \leftarrow (1 - \rho)\, \lambda_n +
-# \rho\, \nabla_{\mu_n} \mathbb{E}_q[\log p(y_n \mid f_n)].$$
+# \rho\, \nabla_{\eta_n} \mathbb{E}_q[\log p(y_n \mid f_n)].$$
 #
 # So it suffices to move two numbers per datum. `natgrad_step(lr)` does that, with $\rho$ = `lr`.
 # GPflow's `NaturalGradient(gamma)` takes the same step, with $\rho$ = `gamma`, in the $N +
@@ -167,11 +167,13 @@ _ = axes.legend(fontsize="small")
 
 # %%
 student = gh.CVIModel(data, kernel(), gpflow.likelihoods.StudentT(scale=0.3))
+refusal = None
 try:
     for _ in range(5):
         student.natgrad_step(lr=1.0)
 except gh.InvalidPosteriorError as error:
-    print(error)
+    refusal = error
+print(refusal)
 
 # %% [markdown]
 # ## The same model in `VGP` and in `CVIModel`

@@ -58,7 +58,7 @@ print(f"ELBO {counts.elbo():.4f}, EP-like value {counts.ep_like_log_marginal():.
 
 # %% [markdown]
 # `fit` is L-BFGS on `training_loss`, as for any model of GPflow; the tutorials share it. The ELBO
-# is exact here: GPflow has the Poisson's expected logarithm in closed form. The EP-like value is
+# is exact here: GPflow has the Poisson's expected log density in closed form. The EP-like value is
 # an integral over each $f_n$, done with a fixed rule.
 #
 # ## Positive data

@@ -137,7 +137,7 @@ _ = axis.legend()
 #
 # ## The gradient
 #
-# The loss is a function of the parameters $\theta$ through two doors: directly, and through the
+# The loss is a function of the parameters $\theta$ in two ways: directly, and through the
 # optimal sites $\lambda^*(\theta)$. The gradient that the tape returns contains both. Central
 # differences of the loss, which know nothing of how it is computed, agree with it. The last
 # column has the derivative with the sites held still, which is what an alternation between
@@ -211,7 +211,7 @@ print(f"and infer() once more:                     {inferred:.6f}")
 # another lengthscale, and so it is lower. That is what one wants when one alternates by hand, and
 # not otherwise.
 #
-# Two doors lead past this. A function that you compile with `tf.function` cannot infer behind
+# There are two exceptions. A function that you compile with `tf.function` cannot infer behind
 # your back: where the sites are those of other parameters it refuses, and asks for
 # `model.infer()`. And values that are read without the model's help (`read_values`, a checkpoint)
 # are what they are: call `infer()` before, if the last thing that happened was a step of an
@@ -243,4 +243,4 @@ _ = axis.legend()
 # The three curves lie on each other. The two fits of the ELBO are the same optimum, and the
 # EP-like one is close by: a hundred observations of this kind leave $f$ with a nearly Gaussian
 # posterior. What differs is what the optimiser had to move. For `VGP` it is a mean and a triangle
-# of $N(N+1)/2$ numbers beside the three parameters, and its tolerance has to do for both.
+# of $N(N+1)/2$ numbers beside the three parameters, and one tolerance has to serve both.

@@ -83,7 +83,7 @@ for name, model in fits.items():
 # %% [markdown]
 # The lengthscales are alike. The variances are not: without a prior the latent function is scaled
 # up until the labels are all but certain. Twelve labels do not support that, and the test log
-# density tells.
+# density shows it.
 #
 # ## The surface
 #
@@ -149,7 +149,7 @@ _ = axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
 # ## Every objective
 #
 # The prior is added outside of the estimate of $\log p(y \mid \theta)$, so it works with each in
-# the same way. The minimiser need not know, nor need you.
+# the same way.
 
 # %%
 model = fits["MAP"]
@@ -198,3 +198,11 @@ for name, model in models.items():
 # `VGP` and `CVIModel` with the ELBO end at the same MAP. The EP-like MAP has a larger variance,
 # since its estimate does not pay for the gap of the bound, which grows with the variance. With
 # twelve data the prior decides more than the choice of objective does.
+
+# %%
+figure, axis = plt.subplots(figsize=(8, 3.5), constrained_layout=True)
+for (name, model), style in zip(models.items(), ("-", "--", ":"), strict=True):
+    axis.plot(X_new, model.predict_y(X_new)[0], style, linewidth=2, label=name)
+axis.plot(*data, "k|", markersize=14, label="data")
+axis.set(xlabel="x", ylabel="p(y = 1)", title="MAP of each objective")
+_ = axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))

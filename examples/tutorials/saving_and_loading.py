@@ -35,6 +35,8 @@ from tutorial_tools import compare, shortened
 
 import gpflow_hybrid as gh
 
+tf.get_logger().setLevel("ERROR")  # no remark for every file that is written
+
 # %%
 rng = np.random.default_rng(0)
 

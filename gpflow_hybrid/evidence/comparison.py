@@ -35,11 +35,13 @@ class EvidenceEstimate:
     """One estimate of ``log p(y | θ)``."""
 
     name: str
+    """``"elbo"``, ``"ep_like"``, ``"ep"``, ``"laplace"``, ``"ais"`` or ``"power_ep_…"``."""
     value: float
     """NaN where the method has no value; the note says why."""
     standard_error: float | None
     """Of a sampled estimate, else None."""
     seconds: float
+    """Wall time of its inference, tracing included."""
     note: str
     """What it is, or what went wrong."""
 
@@ -49,7 +51,9 @@ class EvidenceComparison:
     """What :func:`compare_evidence` found; prints as a table."""
 
     estimates: tuple[EvidenceEstimate, ...]
+    """One for each method."""
     num_data: int
+    """By which the table divides."""
 
     def __getitem__(self, name: str) -> EvidenceEstimate:
         """The estimate of this name."""

@@ -160,7 +160,7 @@ def surrogate(
         + tf.reduce_sum(mean_bar * (q.mean - at.mean))
         + tf.reduce_sum(variance_bar * (q.variance - at.variance))
     )
-    if likelihood.trainable_variables:
+    if likelihood.variables:  # held ones too: they may be trainable when a graph is differentiated
         part = _likelihood_part(alpha, at, sites, collapsed.weights, likelihood, data)
         value += part - tf.stop_gradient(part)
     return value

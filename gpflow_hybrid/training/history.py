@@ -17,6 +17,7 @@ class IterationRecord:
     iteration: int
     """0 is the state after the first E-step, before any M-step."""
     elbo: float
+    """``L_0`` at λ and θ."""
     ep_like: float
     """NaN where a cavity does not exist."""
     objective: float
@@ -32,6 +33,7 @@ class IterationRecord:
     m_gain: float
     """By how much the M-step raised the objective at fixed λ."""
     min_cavity_precision: float
+    """The smallest ``1/v − λ₂``; EP-like values exist where it is positive."""
     leave_one_out: float
     """Mean leave-one-out log density from the cavities; NaN where one does not exist."""
     seconds: float
@@ -85,6 +87,7 @@ class TrainingResult:
     """How a run of :meth:`~gpflow_hybrid.VEMTrainer.fit` ended."""
 
     history: History
+    """One record for each iteration, and one before the first."""
     status: str
     """``"converged"``, ``"stopped"``, ``"drift"``, ``"max_iterations"``, ``"interrupted"`` or
     ``"inferred"`` (no trainable hyperparameters)."""

@@ -175,6 +175,7 @@ def test_checkpoint_restores_everything(tmp_path: Path, trained: bool) -> None:
     np.testing.assert_array_equal(lambdas(fresh), lambdas(model))
 
 
+@pytest.mark.slow  # the tutorial on saving, which the tests run, serves one in a new process too
 def test_saved_model_predicts_the_same_in_a_new_process(tmp_path: Path) -> None:
     model = inferred()
     model.predict = tf.function(

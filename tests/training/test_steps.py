@@ -236,10 +236,11 @@ def decaying(library: Any) -> Any:
     [
         lambda: GradientSteps(2, "adam", decaying(keras)),
         lambda: GradientSteps(2, keras.optimizers.Adam(decaying(keras))),
-        lambda: GradientSteps(2, tf_keras.optimizers.Adam(decaying(tf_keras))),
         pytest.param(
-            lambda: GradientSteps(2, tf_keras.optimizers.legacy.Adam(decaying(tf_keras))),
+            lambda: GradientSteps(2, tf_keras.optimizers.Adam(decaying(tf_keras))),
+            marks=pytest.mark.slow,
         ),
+        lambda: GradientSteps(2, tf_keras.optimizers.legacy.Adam(decaying(tf_keras))),
     ],
     ids=["name", "keras", "tf_keras", "tf_keras_legacy"],
 )

@@ -35,7 +35,7 @@ def from_paper_to_practice(run: Run) -> None:
     elbo, ep_like, sampled = run["surfaces"].values()
     assert np.abs(ep_like - sampled).mean() < 0.3 * np.abs(elbo - sampled).mean()
     assert np.all(elbo <= ep_like + 1e-9)
-    # The collapsed objective ends above every point of the grid; alternating climbs the ELBO too.
+    # The collapsed objective ends above every point of the grid.
     for objective, values in (("elbo", elbo), ("ep_like", ep_like)):
         name = {"elbo": "CVIModel, ELBO", "ep_like": "CVIModel, EP-like"}[objective]
         model = run["models"][name]
@@ -65,6 +65,7 @@ def natural_gradients(run: Run) -> None:
     assert abs(run["by_newton"][-1] - run["optimum"]) < 1e-6
     assert run["by_cvi"][0.1][-1] < run["optimum"] - 0.1  # slow
     assert np.min(np.diff(run["by_cvi"][1.0])) < -1.0  # overshoots
+    assert isinstance(run["refusal"], gh.InvalidPosteriorError)
 
 
 def monitoring(run: Run) -> None:
@@ -95,16 +96,16 @@ def other_likelihoods(run: Run) -> None:
     assert np.ptp(student) < 0.01
     assert min(student) > np.mean(run["gaussian"].predict_log_density(run["test_data"])) + 0.5
     assert run["outlier"].any()
-    assert run["positive"].likelihood.shape.numpy() != 1.0
+    assert abs(run["positive"].likelihood.shape.numpy() - 4.0) < 2.0  # learnt, from one
     assert run["counts"].ep_like_log_marginal() >= run["counts"].elbo()
 
 
 def multiclass_classification(run: Run) -> None:
     same_elbo(run)
-    first, second = run["vgp"].elbo(), run["vgp"].elbo()
-    assert first != second  # Monte Carlo
-    first, second = run["softmax"].elbo(), run["softmax"].elbo()
-    assert first == second
+    draws = run["draws"]
+    assert np.std(draws) > 0.0  # Monte Carlo
+    assert abs(np.mean(draws) - run["fixed"][0]) < 4.0 * np.std(draws) / np.sqrt(len(draws))
+    assert run["fixed"][0] == run["fixed"][1]
     elbo, ep_like = (run["models"][f"CVIModel, {name}"] for name in ("ELBO", "EP-like"))
     assert elbo.elbo() > ep_like.elbo()
     assert ep_like.kernel.lengthscales.numpy() < elbo.kernel.lengthscales.numpy()
@@ -124,6 +125,7 @@ def ordinal_regression(run: Run) -> None:
 
 def heteroskedastic_noise(run: Run) -> None:
     same_elbo(run)
+    assert run["failure"] is not None  # VGP with separate kernels
     assert run["plain"].elbo() < run["comparison"].vgp_elbo - 5.0  # trained at once, VGP is stuck
     mean, noise = run["separate"].kernel.kernels
     assert noise.lengthscales.numpy() > 2.0 * mean.lengthscales.numpy()

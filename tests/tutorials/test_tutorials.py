@@ -46,7 +46,12 @@ def test_it_opens_as_a_notebook_and_ends_with_the_same_model_in_both_classes(nam
     first, *others = notebook.cells
     assert first.cell_type == "markdown"
     assert first.source.startswith("# ")
-    assert any("## The same model in `VGP` and in `CVIModel`" in cell.source for cell in others)
+    sections = [i for i, cell in enumerate(others) if "## " in cell.source.replace("###", "")]
+    last = others[sections[-1] :]
+    assert "## The same model in `VGP` and in `CVIModel`" in last[0].source
+    code = "".join(cell.source for cell in last if cell.cell_type == "code")
+    assert "compare(models, test_data" in code
+    assert "plt.subplots(" in code
 
 
 def test_full_and_short(monkeypatch: pytest.MonkeyPatch) -> None:
