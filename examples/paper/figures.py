@@ -13,6 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from .grids import METHODS, Surfaces
+from .plans import title_of
 
 SCALES = {"sonar": (-1.2, -0.2), "ionosphere": (-1.4, -0.1)}
 """The paper's colour scales, where it gives them."""
@@ -80,8 +81,7 @@ def paper_figure(surfaces: Surfaces) -> Figure:
         ticks = [t for t in ticks if scale[0] <= t <= scale[1]]
         figure.colorbar(image, ax=axes, shrink=0.6, label="nats per datum", ticks=ticks)
         figure.suptitle(
-            f"{surfaces.plan.dataset.capitalize()}, fold {surfaces.plan.fold}, "
-            f"n = {surfaces.num_data}"
+            f"{title_of(surfaces.plan.dataset)}, fold {surfaces.plan.fold}, n = {surfaces.num_data}"
         )
     return figure
 
@@ -123,7 +123,7 @@ def error_figure(surfaces: Surfaces) -> Figure | None:
         figure.colorbar(image, ax=axes, label="estimate − AIS, nats per datum")
         largest_error = float(np.nanmax(surfaces.standard_error[trusted]))
         figure.suptitle(
-            f"{surfaces.plan.dataset.capitalize()}: error against annealed importance sampling\n"
+            f"{title_of(surfaces.plan.dataset)}: error against annealed importance sampling\n"
             f"(its standard error is at most {largest_error:.4f}; × where its chains disagree, left out)",
             fontsize=8,
         )

@@ -173,3 +173,8 @@ def load_plans(directory: Path, kind: type[Plan]) -> list[tuple[Any, list[dict[s
 
 def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+
+
+def title_of(dataset: str) -> str:
+    """The data set's name as it is written in a heading."""
+    return {"usps": "USPS"}.get(dataset, dataset.capitalize())

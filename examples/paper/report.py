@@ -13,7 +13,7 @@ from typing import Any
 from . import tables
 from .figures import error_figure, paper_figure
 from .grids import METHODS, Surfaces, load_surfaces
-from .plans import Plan, SurfacePlan, TablePlan, load_plans
+from .plans import Plan, SurfacePlan, TablePlan, load_plans, title_of
 from .store import ResultStore, write_atomically
 
 DEVIATIONS = """\
@@ -105,7 +105,7 @@ def _close(figure: Any) -> None:
 
 
 def _caption(kind: str, found: Surfaces) -> str:
-    name = found.plan.dataset.capitalize()
+    name = title_of(found.plan.dataset)
     if kind == "errors":
         return f"{name}: what each estimate of the log marginal likelihood is off, per datum."
     return (

@@ -10,7 +10,7 @@ import pytest
 
 from examples.paper import figures
 from examples.paper.grids import Surfaces, load_surfaces
-from examples.paper.plans import SurfacePlan
+from examples.paper.plans import SurfacePlan, title_of
 from examples.paper.store import ResultStore
 
 PLAN = SurfacePlan("usps", num_grid=4, num_chains=10)
@@ -99,3 +99,8 @@ def test_incomplete_methods_are_left_out_and_named(tmp_path: Path, surfaces: Sur
     assert found is not None
     assert "ep" not in found.log_marginal
     assert found.incomplete == ["ep"]
+
+
+def test_titles() -> None:
+    assert title_of("usps") == "USPS"
+    assert title_of("sonar") == "Sonar"
