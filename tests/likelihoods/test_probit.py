@@ -11,7 +11,7 @@ from gpflow.base import AnyNDArray
 from scipy.special import log_ndtr, ndtr
 
 from gpflow_hybrid.likelihoods import ProbitBernoulli
-from gpflow_hybrid.likelihoods.probit import log_cdf
+from gpflow_hybrid.likelihoods.log_cdf import log_cdf
 
 # (m, v): E[gₖ(f)], k = 0, …, 4, under f ~ N(m, v) with gₖ = (log Φ)⁽ᵏ⁾; from `mp_expectations`.
 EXPECTATIONS = {

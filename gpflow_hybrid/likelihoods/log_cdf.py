@@ -1,0 +1,162 @@
+"""``log Φ`` and its derivatives ``gₖ = (log Φ)⁽ᵏ⁾`` to near machine precision, on both tails."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from gpflow.base import AnyNDArray
+from numpy.polynomial import chebyshev
+from scipy.special import erfcx
+
+FOLD = 3.5
+"""``t = (x − FOLD)/(x + FOLD)`` maps ``[0, ∞)`` to ``[−1, 1)`` for polynomial approximation."""
+
+BLOCK = 5
+"""Length of the polynomials that a long one is made of."""
+
+SQRT_2PI = math.sqrt(2.0 * math.pi)
+
+
+def _excess_reference(order: int, x: AnyNDArray) -> AnyNDArray:
+    """``δ(x) = φ(x)/Φ(−x) − x`` for x ≥ 0, or its first, second or third derivative.
+
+        δ(x) = 1/(x + 2/(x + 3/(x + …))) = Σᵢ wᵢ Re 1/(x + i tᵢ)
+
+    with tᵢ, wᵢ the Gauss rule of the Jacobi matrix with off-diagonals √2, √3, …. Differentiating
+    the sum costs no digits; differentiating φ/Φ costs x⁴ of them. Near 0 the sum converges slowly
+    and the elementary formulas are harmless.
+    """
+    off_diagonal = np.sqrt(np.arange(2.0, 301.0))
+    t, vectors = np.linalg.eigh(np.diag(off_diagonal, 1) + np.diag(off_diagonal, -1))
+    poles = np.maximum(x, 1.5)[:, None] + 1j * t
+    sign_factorial = (-1.0) ** order * math.factorial(order)
+    large = sign_factorial * (poles ** -(order + 1)).real @ vectors[0] ** 2
+
+    # With h = x + δ and f = −x: δ' = −1 − g₂(f), δ'' = g₃(f), δ''' = −g₄(f).
+    near = np.minimum(x, 1.5)
+    h = math.sqrt(2.0 / math.pi) / erfcx(near / math.sqrt(2.0))
+    d = h - near
+    e = d * (d + h) - 1
+    small = {
+        0: d,
+        1: h * d - 1,
+        2: h * e,
+        3: h * d * e - h * ((1 - h * d) * (d + h) + d * (1 - 2 * h * d)),
+    }[order]
+    return np.where(x < 1.5, small, large)
+
+
+@functools.cache
+def _excess_coefficients(order: int) -> tuple[float, ...]:
+    """Coefficients in t, highest power first, of ``δ⁽ᵏ⁾(x) (x + FOLD)ᵏ⁺¹``.
+
+    Relative error of the polynomial: 1e-14 for δ, below 3e-13 for its derivatives.
+    """
+
+    def scaled(t: AnyNDArray) -> AnyNDArray:
+        x = FOLD * (1 + t) / (1 - t)
+        return _excess_reference(order, x) * (x + FOLD) ** (order + 1)
+
+    degree = 22 if order == 0 else 26
+    series = chebyshev.cheb2poly(chebyshev.chebinterpolate(scaled, degree))
+    return tuple(float(c) for c in series[::-1])
+
+
+@functools.cache
+def _excess_blocks(orders: tuple[int, ...]) -> AnyNDArray:
+    """The same for several orders, lowest power first, in blocks: ``[blocks, orders, BLOCK]``."""
+    longest = max(len(_excess_coefficients(k)) for k in orders)
+    size = -(-longest // BLOCK) * BLOCK
+    rows = [np.pad(c[::-1], (0, size - len(c))) for c in map(_excess_coefficients, orders)]
+    return np.stack(rows).reshape(len(orders), -1, BLOCK).transpose(1, 0, 2)
+
+
+def excesses(orders: tuple[int, ...], x: tf.Tensor) -> list[tf.Tensor]:
+    """``δ⁽ᵏ⁾(x)`` for x ≥ 0 and each of the orders k = 0, …, 3.
+
+    A polynomial ``Σⱼ tᴮʲ pⱼ(t)`` with all the short ``pⱼ`` by one product of matrices: few operations on
+    large arrays, where Horner's rule would be many.
+    """
+    r = 1 / (tf.reshape(x, [-1]) + FOLD)
+    t = 1 - 2 * FOLD * r
+    powers = [tf.ones_like(t), t]
+    while len(powers) <= BLOCK:
+        powers.append(powers[-1] * t)
+    *powers, step = powers
+    blocks = _excess_blocks(orders)
+    short = tf.matmul(tf.constant(blocks.reshape(-1, BLOCK), x.dtype), tf.stack(powers))
+    short = tf.unstack(tf.reshape(short, tf.stack([len(blocks), len(orders), -1])))
+    total = short[-1]
+    for part in short[-2::-1]:
+        total = total * step + part
+    found = []
+    for k, value in zip(orders, tf.unstack(total), strict=True):
+        for _ in range(k + 1):
+            value = value * r
+        found.append(tf.reshape(value, tf.shape(x)))
+    return found
+
+
+def _excess(order: int, x: tf.Tensor) -> tf.Tensor:
+    """``δ⁽ᵏ⁾(x)`` for x ≥ 0 and k = 0, …, 3."""
+    (found,) = excesses((order,), x)
+    return found
+
+
+def negative_low(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """``g₀``, ``g₁`` and ``g₂`` at ``−x`` for x ≥ 0."""
+    d = _excess(0, x)
+    h = x + d  # φ(x)/Φ(−x)
+    return -0.5 * x * x - tf.math.log(SQRT_2PI * h), h, -h * d
+
+
+def positive_low(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """``g₀``, ``g₁`` and ``g₂`` at x ≥ 0."""
+    density = tf.exp(-0.5 * x * x) / SQRT_2PI
+    tail = density / (x + _excess(0, x))  # Φ(−x)
+    h = density / (1 - tail)
+    return tf.math.log1p(-tail), h, -h * (x + h)
+
+
+def positive_high(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """``g₂``, ``g₃`` and ``g₄`` at x ≥ 0."""
+    _, h, g2 = positive_low(x)
+    d = x + h
+    e = d * (d + h) - 1
+    # g₄ = (h e)' with h' = −h d, d' = 1 − h d
+    return g2, h * e, -h * d * e + h * ((1 - h * d) * (d + h) + d * (1 - 2 * h * d))
+
+
+def log_cdf_negative(order: int, x: tf.Tensor) -> tf.Tensor:
+    """``gₖ(−x)`` for x ≥ 0 and k = 0, …, 4."""
+    if order < 3:
+        return negative_low(x)[order]
+    return _excess(2, x) if order == 3 else -_excess(3, x)
+
+
+def log_cdf_positive(order: int, x: tf.Tensor) -> tf.Tensor:
+    """``gₖ(x)`` for x ≥ 0 and k = 0, …, 4."""
+    return positive_low(x)[order] if order < 3 else positive_high(x)[order - 2]
+
+
+def log_cdf(f: tf.Tensor, order: int = 0) -> tf.Tensor:
+    """``gₖ(f) = dᵏ log Φ(f)/dfᵏ``, elementwise, whose gradient is ``gₖ₊₁``.
+
+    Relative error below 1e-12 on both tails. From k = 4 on, automatic differentiation goes through
+    the approximation.
+    """
+
+    def value(f: tf.Tensor) -> tf.Tensor:
+        # Both sides are finite wherever f is: the one not selected leaves no NaN in a gradient.
+        x = tf.abs(f)
+        return tf.where(f < 0, log_cdf_negative(order, x), log_cdf_positive(order, x))
+
+    @tf.custom_gradient
+    def differentiable(f: tf.Tensor) -> Any:
+        return value(f), lambda upstream: upstream * log_cdf(f, order + 1)
+
+    return differentiable(f) if order < 4 else value(f)
