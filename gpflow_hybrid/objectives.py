@@ -30,7 +30,7 @@ def power_of(objective: Objective) -> float:
     if isinstance(objective, str):
         if objective in NAMED_POWERS:
             return NAMED_POWERS[objective]
-    elif isinstance(objective, numbers.Real) and not isinstance(objective, bool):
+    elif _is_number(objective):
         return check_power(float(objective), "objective")
     raise InvalidDataError(
         f'objective must be "elbo", "ep_like" or a power alpha in [0, 1]; found {objective!r}.'
@@ -39,11 +39,7 @@ def power_of(objective: Objective) -> float:
 
 def check_power(alpha: float, name: str = "alpha") -> float:
     """``alpha`` as a float, refused outside [0, 1]."""
-    if (
-        not isinstance(alpha, numbers.Real)
-        or isinstance(alpha, bool)
-        or not 0.0 <= float(alpha) <= 1.0
-    ):
+    if not _is_number(alpha) or not 0.0 <= float(alpha) <= 1.0:
         raise InvalidDataError(
             f"{name} must be a number in [0, 1] (0 is the ELBO, 1 the EP-like value); "
             f"found {alpha!r}."
@@ -53,15 +49,18 @@ def check_power(alpha: float, name: str = "alpha") -> float:
 
 def check_positive_power(alpha: float, name: str = "alpha") -> float:
     """``alpha`` as a float, refused outside (0, 1]."""
-    number = isinstance(alpha, numbers.Real) and not isinstance(alpha, bool)
-    if number and float(alpha) == 0.0:
+    if _is_number(alpha) and float(alpha) == 0.0:
         raise InvalidDataError(
             f"{name} must be a number in (0, 1]; found 0, at which power EP is variational inference: "
             "use CVIModel."
         )
-    if not number or not 0.0 < float(alpha) <= 1.0:
+    if not _is_number(alpha) or not 0.0 < float(alpha) <= 1.0:
         raise InvalidDataError(f"{name} must be a number in (0, 1]; found {alpha!r}. EP has 1.")
     return float(alpha)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def power_ep(

@@ -83,6 +83,7 @@ bottom.plot(Xnew, probability, color="tab:orange", label="model")
 bottom.plot(X, Y, "k|", markersize=12, label="data")
 bottom.set(xlabel="x", ylabel="p(y = 1)", title="Probability of label 1")
 _ = bottom.legend()
+
 # %% [markdown]
 # ### What is inside
 #
@@ -106,7 +107,7 @@ print(f"AIS     {gh.annealed_importance_sampling(model, seed=1)}")
 # %% [markdown]
 # ## Two dimensions: the banana
 #
-# 400 points of two interleaved classes. Half of them train, the other half test.
+# 400 of the 5300 points of two interleaved classes. Half of them train, the other half test.
 
 # %%
 X, Y = gh.datasets.load("banana")
@@ -139,8 +140,8 @@ print(comparison)
 
 # %% [markdown]
 # Trained with the ELBO, both classes arrive at the same optimum. `VGP` needs longer because its optimiser
-# moves 20 300 numbers for 200 data, `CVIModel`'s moves three. The EP-like fit has a lower ELBO: it is not
-# what it maximises.
+# moves 20 300 numbers more for 200 data; `CVIModel`'s moves three in all. The EP-like fit has a lower
+# ELBO, which is not what it maximises, and predicts no better here.
 
 # %%
 grid = np.linspace(-3.5, 3.5, 60)

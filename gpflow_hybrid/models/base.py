@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import tensorflow as tf
 from check_shapes import check_shapes, inherit_check_shapes
@@ -64,8 +66,12 @@ class SiteModel(GPModel, InternalDataTrainingLossMixin):
     @property
     def trainable_variables(self) -> tuple[tf.Variable, ...]:
         """The variables of the hyperparameters; never λ or data in variables, whatever their flags say."""
+        return tuple(self._hyperparameters_among(super().trainable_variables))
+
+    def _hyperparameters_among(self, variables: Iterable[tf.Variable]) -> list[tf.Variable]:
+        """Without λ and data in variables."""
         excluded = {id(v) for v in (*self.sites.variables, *self.data)}
-        return tuple(v for v in super().trainable_variables if id(v) not in excluded)
+        return [v for v in variables if id(v) not in excluded]
 
     def update_data(self, data: RegressionData) -> None:
         """Replace the data of a model made with ``tf.Variable`` data; the sites return to zero."""

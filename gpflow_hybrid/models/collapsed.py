@@ -162,16 +162,15 @@ class CollapsedModel(SiteModel):
             found = self._collapse(method, prior)
             value = method.surrogate(prior, found, self.likelihood, self._data_tensors())
             return self._or_penalty(found.solution, value), []
-        # Data in variables have no gradient: λ, which follows θ, does not follow them.
-        excluded = {id(v) for v in (*self.sites.variables, *self.data)}
         with tf.GradientTape() as tape:
             # A parameter that is held now may be trainable when this graph is differentiated.
-            tape.watch([v for v in self.variables if v.dtype.is_floating and id(v) not in excluded])
+            tape.watch(self._floating_hyperparameters())
             prior = self.prior()
             with tape.stop_recording():
                 found = self._collapse(method, prior)
             value = method.surrogate(prior, found, self.likelihood, self._data_tensors())
-        variables += [v for v in tape.watched_variables() if id(v) not in excluded]
+        # Data in variables have no gradient: λ, which follows θ, does not follow them.
+        variables += self._hyperparameters_among(tape.watched_variables())
         gradients = tape.gradient(
             value, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
@@ -266,18 +265,17 @@ class CollapsedModel(SiteModel):
         self.sites.bind(self._hyperparameter_values())
         return tf.no_op()
 
+    def _floating_hyperparameters(self) -> list[tf.Variable]:
+        """Every floating variable, trainable or held, but λ and data in variables."""
+        return [v for v in self._hyperparameters_among(self.variables) if v.dtype.is_floating]
+
     def _hyperparameter_values(self) -> tf.Tensor:
         """A mark of the model's parts, and every floating variable but the sites and the data."""
-        excluded = {id(v) for v in (*self.sites.variables, *self.data)}
         names = (type(part).__qualname__ for part in self.submodules)
         parts = " ".join((self._method().sites_key, *names))
         return tf.concat(
             [tf.constant([zlib.crc32(parts.encode())], tf.float64)]
-            + [
-                tf.cast(tf.reshape(v, [-1]), tf.float64)
-                for v in self.variables
-                if id(v) not in excluded and v.dtype.is_floating
-            ],
+            + [tf.cast(tf.reshape(v, [-1]), tf.float64) for v in self._floating_hyperparameters()],
             axis=0,
         )
 
