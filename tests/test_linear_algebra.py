@@ -12,6 +12,7 @@ import gpflow
 import numpy as np
 import pytest
 import tensorflow as tf
+from scipy import linalg
 
 import gpflow_hybrid as gh
 from gpflow_hybrid import covariances
@@ -188,29 +189,66 @@ def test_training_losses_agree(build: Any) -> None:
     np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("num_latents", [1, 2])
+def dense_newton_matrix(Sigma: Any, hessian: Curvature, g2: Any, c: float) -> Any:
+    """``J + μI`` written out, for vectors ``(a, b)`` flattened from ``[2, L, N]``."""
+    L, N, _ = Sigma.shape
+    mm, mv, vm, vv = (
+        np.block([[np.diag(H[:, i, j]) for j in range(L)] for i in range(L)])
+        for H in (x.numpy() for x in hessian)
+    )
+    S, S2 = (linalg.block_diag(*matrices) for matrices in (Sigma, np.square(Sigma)))
+    g2 = np.diag(np.transpose(g2).ravel())
+    return c * np.eye(2 * L * N) + np.block(
+        [[-(mm + g2) @ S, mv @ S2], [2.0 * vm @ S, -2.0 * vv @ S2]]
+    )
+
+
+@pytest.mark.parametrize(
+    ("num_latents", "quadrature_error"), [(1, 0.0), (1, 1e-7), (1, 0.05), (2, 0.0)]
+)
 @pytest.mark.parametrize("small", [0, 300])
-def test_newton_systems_agree(
-    num_latents: int, small: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("large", [0, 300])
+@pytest.mark.parametrize("iterations", [1, 60])
+def test_newton_systems_solve_their_equations(
+    num_latents: int,
+    quadrature_error: float,
+    small: int,
+    large: int,
+    iterations: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(newton_host, "SMALL", small)
+    monkeypatch.setattr(newton_host, "LARGE", large)
+    monkeypatch.setattr(newton_host, "ITERATIONS", iterations)  # 1: the factors come in
     rng = np.random.default_rng(3)
     N, L = 50, num_latents
     A = rng.normal(size=(L, N, N)) / np.sqrt(N)
     Sigma = tf.constant(A @ np.swapaxes(A, 1, 2))
     hessian = Curvature(*(tf.constant(-0.05 * rng.uniform(size=(N, L, L))) for _ in range(4)))
     hessian = hessian._replace(mm=tf.linalg.diag(-rng.uniform(0.1, 0.5, size=(N, L))))
-    g2 = -tf.linalg.diag_part(hessian.mm)  # Price's theorem, on the diagonal
-    ra, rb = tf.unstack(tf.constant(rng.normal(size=(2, L, N))))
-    systems = (
-        HostNewtonSystem(Sigma, hessian, g2, is_coupled=L > 1),
-        NewtonSystem(Sigma, hessian, g2, is_coupled=L > 1),
+    # Price's theorem, on the diagonal, and what a quadrature makes of it
+    g2 = -tf.linalg.diag_part(hessian.mm) + quadrature_error * rng.normal(size=(N, L))
+    r, d = tf.constant(rng.normal(size=(2, 2, L, N)))
+    damping = 0.3
+    step = np.linalg.solve(
+        dense_newton_matrix(Sigma.numpy(), hessian, g2, 1.0 + damping), np.ravel(r)
     )
-    steps = [np.stack(s.solve(ra, rb, tf.constant(0.3, tf.float64))) for s in systems]
-    np.testing.assert_allclose(*steps, rtol=2e-3, atol=1e-3)  # inexact by design: 1e-4
-    adjoints = [np.stack(s.transpose_solve(ra, rb, 1e-12)[:2]) for s in systems]
-    np.testing.assert_allclose(*adjoints, rtol=1e-8, atol=1e-9)
-    assert all(float(s.transpose_solve(ra, rb, 1e-12)[2]) < 1e-10 for s in systems)
+    # δm = Σa and δv = −(Σ∘Σ)b
+    pulled = r + np.stack(
+        [(Sigma @ d[0][..., None])[..., 0], -(Sigma**2 @ d[1][..., None])[..., 0]]
+    )
+    adjoint = np.linalg.solve(
+        dense_newton_matrix(Sigma.numpy(), hessian, g2, 1.0).T, np.ravel(pulled)
+    )
+    # A step on a small system, and TensorFlow's always, leaves the error of the quadrature out.
+    inexact = 1e-3 + 2.0 * quadrature_error
+    for kind in (HostNewtonSystem, NewtonSystem):
+        system = kind(Sigma, hessian, g2, is_coupled=L > 1)
+        found = np.ravel(system.solve(*r, tf.constant(damping, tf.float64)))
+        assert np.linalg.norm(found - step) < inexact * np.linalg.norm(step)
+        *weights, error = system.transpose_solve(*r, *d, 1e-12)
+        np.testing.assert_allclose(np.ravel(weights), adjoint, rtol=1e-8, atol=1e-9)
+        assert float(error) < 1e-10
 
 
 def test_iterations_and_factors_find_the_same_sites(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ def collapse(alpha: float, likelihood: Likelihood, *tensors: tf.Tensor) -> Colla
     bound = Adjoint(at.elbo, residual_of(at.q, at.sites, at.E).a, at.E.variance + 0.5 * lambda_2)
     if alpha == 0.0:
         return no_weights(solution, at.known, bound)
-    system = problem.newton_system(at)
+    system = problem.newton_system(at, rough=False)
     ratio = _ratio_gradients(problem, at, alpha)
     weights = _weights(at, system, ratio)
     adjoint = _total_adjoint(at, system.hessian, ratio, weights)
@@ -107,12 +107,10 @@ def _weights(
 ) -> Residual:
     """``w = J⁻ᵀ ∂L_α/∂λ`` in the coordinates ``a = δλ₁ − m δλ₂``, ``b = δλ₂``."""
     d_m, d_v, d_1, d_2 = (tf.transpose(g) for g in ratio[1:])
-    # ∂m/∂λ₁ = Σ, ∂m/∂λ₂ = −Σ diag(m), ∂v/∂λ₂ = −Σ∘Σ; ∂log Z/∂λ = (m, −½(m² + v))
+    # δm = Σa, δv = −(Σ∘Σ)b, δλ₁ = a + mb, δλ₂ = b; ∂log Z/∂λ = (m, −½(m² + v))
     m, v = tf.transpose(at.q.mean), tf.transpose(at.q.variance)
-    Sigma_d_m, Sigma2_d_v = system.products(d_m, d_v)
-    d_1 = d_1 + m + Sigma_d_m
-    d_2 = d_2 - 0.5 * (tf.square(m) + v) - m * Sigma_d_m - Sigma2_d_v
-    wa, wb, error = system.transpose_solve(d_1, d_2 + m * d_1, tolerance=1e-10)
+    d_1, d_2 = d_1 + m, d_2 - 0.5 * (tf.square(m) + v)
+    wa, wb, error = system.transpose_solve(d_1, d_2 + m * d_1, d_m, d_v, tolerance=1e-10)
     tf.cond(error > GRADIENT_ERROR, lambda: tf.print(NOT_EXACT, error), tf.no_op)
     return Residual(tf.transpose(wa), tf.transpose(wb))
 

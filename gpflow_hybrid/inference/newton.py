@@ -21,7 +21,7 @@ from gpflow.likelihoods import Likelihood
 from ..likelihoods.expectations import ExpectationGradients, expectation_gradients
 from ..linalg import backend, matvec
 from ..linalg.backends import call_on_host
-from .newton_host import HostSystem, products, squared_products
+from .newton_host import HostSystem
 
 STEP_TOLERANCE = 1e-4
 """Relative error of a step where the latents are coupled: exact enough for fast convergence."""
@@ -42,17 +42,19 @@ def curvature(
     m: tf.Tensor,
     v: tf.Tensor,
     known: ExpectationGradients | None = None,
+    rough: bool = False,
 ) -> Curvature:
     """The Hessian of every datum's ``E_q[log p]`` in its marginal means and variances.
 
     A likelihood with exact expectations may have it as ``expectation_curvature``.
 
     :param known: the expectations and their first derivatives at ``(m, v)``, if they are.
+    :param rough: for a Newton step, which a likelihood may take advantage of.
     """
     X, Y = data
     if hasattr(likelihood, "expectation_curvature"):
         E = expectation_gradients(likelihood, X, m, v, Y) if known is None else known
-        mean_variance, variance_variance = likelihood.expectation_curvature(X, m, v, Y)
+        mean_variance, variance_variance = likelihood.expectation_curvature(X, m, v, Y, rough=rough)
         cross = tf.linalg.diag(mean_variance)
         return Curvature(
             tf.linalg.diag(2.0 * E.variance), cross, cross, tf.linalg.diag(variance_variance)
@@ -82,15 +84,6 @@ class HostNewtonSystem:
         self.arguments = [Sigma, *hessian, tf.transpose(g2)]
         self.is_coupled = is_coupled
 
-    def products(self, x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """``Σx`` and ``(Σ∘Σ)y``, ``[L, N]`` each."""
-
-        def on_host(Sigma: Any, x: Any, y: Any) -> tuple[Any, Any]:
-            return products(Sigma, x), squared_products(Sigma, y)
-
-        found = call_on_host(on_host, [self.Sigma, x, y], [x.shape, y.shape])
-        return found[0], found[1]
-
     def solve(self, ra: tf.Tensor, rb: tf.Tensor, damping: tf.Tensor) -> tuple[tf.Tensor, ...]:
         """``(J + μI)⁻¹ (ra, rb)``, ``[L, N]`` each, inexactly."""
 
@@ -104,17 +97,22 @@ class HostNewtonSystem:
         return tuple(tf.unstack(x))
 
     def transpose_solve(
-        self, ra: tf.Tensor, rb: tf.Tensor, tolerance: float
+        self,
+        ra: tf.Tensor,
+        rb: tf.Tensor,
+        d_m: tf.Tensor,
+        d_v: tf.Tensor,
+        tolerance: float,
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """``J⁻ᵀ (ra, rb)`` and its relative error."""
+        """``J⁻ᵀ (ra + Σ d_m, rb − (Σ∘Σ) d_v)`` and its relative error."""
 
         def on_host(*arrays: Any) -> tuple[Any, Any]:
-            Sigma, *hessian, g2, r = arrays
+            Sigma, *hessian, g2, r, d_m, d_v = arrays
             system = HostSystem(Sigma, tuple(hessian), g2, 0.0, self.is_coupled)
-            return system.transpose_solve(r, tolerance)
+            return system.transpose_solve(r, d_m, d_v, tolerance)
 
         r = tf.stack([ra, rb])
-        x, error = call_on_host(on_host, [*self.arguments, r], [r.shape, []])
+        x, error = call_on_host(on_host, [*self.arguments, r, d_m, d_v], [r.shape, []])
         return x[0], x[1], error
 
 
@@ -139,10 +137,6 @@ class NewtonSystem:
         )
         # Σ E_mv (Σ∘Σ)
         self.product = tf.matmul(Sigma, self.mv[..., None] * self.Sigma2)
-
-    def products(self, x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """``Σx`` and ``(Σ∘Σ)y``, ``[L, N]`` each."""
-        return matvec(self.Sigma, x), matvec(self.Sigma2, y)
 
     def _matrix(self, c: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """``c I − 2 E_vv (Σ∘Σ) − (2/c) E_vm Σ E_mv (Σ∘Σ)``, ``[L, N, N]``, and 0 if it is finite, else NaN.
@@ -187,10 +181,16 @@ class NewtonSystem:
         return tuple(tf.unstack(decoupled(r)))
 
     def transpose_solve(
-        self, ra: tf.Tensor, rb: tf.Tensor, tolerance: float
+        self,
+        ra: tf.Tensor,
+        rb: tf.Tensor,
+        d_m: tf.Tensor,
+        d_v: tf.Tensor,
+        tolerance: float,
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """``J⁻ᵀ (ra, rb)`` by preconditioned GMRES, few iterations where the latents decouple, and its
-        relative error."""
+        """``J⁻ᵀ (ra + Σ d_m, rb − (Σ∘Σ) d_v)`` by preconditioned GMRES, few iterations where the latents
+        decouple, and its relative error."""
+        ra, rb = ra + matvec(self.Sigma, d_m), rb - matvec(self.Sigma2, d_v)
         M, flag = self._matrix(tf.ones((), ra.dtype))
         lu, pivots = tf.linalg.lu(tf.linalg.matrix_transpose(M))
 

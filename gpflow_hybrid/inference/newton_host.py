@@ -1,12 +1,18 @@
 """The Newton system of :mod:`~gpflow_hybrid.inference.newton` on NumPy arrays, by SciPy.
 
-Vectors are pairs ``(a, b)``, ``[2, L, N]``. A small system is factorised; a large one is solved by GMRES at
-two products with an N×N matrix an iteration, few of which are needed near a solution, and factorised where
-that does not converge. The factors leave out what couples the latents: they precondition GMRES.
+Vectors are pairs ``(a, b)``, ``[2, L, N]``. Exact expectations have ``E_mm + g₂ = 0``; then, and where the
+latents are not coupled, a is eliminated:
+
+    M b = r_b − (2/c) E_vm Σ r_a,     M = c I − 2 E_vv (Σ∘Σ) − (2/c) E_vm Σ E_mv (Σ∘Σ),     c = 1 + μ
+
+A small M is factorised; a large one is solved by GMRES at two products with an N×N matrix an iteration, few
+of which are needed near a solution, and factorised where that does not converge. What elimination leaves
+out, the error of a quadrature or the coupling of the latents, GMRES on the whole system puts right.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +21,7 @@ import numpy.typing as npt
 from scipy.linalg import get_blas_funcs, get_lapack_funcs
 from scipy.sparse.linalg import LinearOperator, gmres
 
+from ..linalg.buffers import empty_matrix
 from ..linalg.lapack import row_blocks, symmetric_product
 
 Array = npt.NDArray[Any]
@@ -30,7 +37,7 @@ ITERATIONS = 60
 """Of GMRES without factors."""
 
 PRECONDITIONED_ITERATIONS = 200
-"""Of GMRES with factors, where the latents are coupled."""
+"""Of GMRES with factors."""
 
 
 class HostSystem:
@@ -45,8 +52,9 @@ class HostSystem:
         is_coupled: bool,
     ) -> None:
         self.Sigma = Sigma
-        self.Sigma2 = Sigma * Sigma if Sigma.shape[-1] <= LARGE else None
-        self.mm, self.mv, self.vm, self.vv = hessian
+        self.Sigma2 = _squares(Sigma) if Sigma.shape[-1] <= LARGE else None
+        self.hessian = hessian
+        self.mv, self.vm, self.vv = (np.einsum("nll->ln", h) for h in hessian[1:])
         self.g2 = g2
         self.c = 1.0 + damping
         self.size = g2.shape[-1]
@@ -57,43 +65,52 @@ class HostSystem:
     def solve(self, r: Array, tolerance: float) -> Array:
         """``(J + μI)⁻¹ r``, in units of the posterior: ``a √v`` and ``b v``.
 
-        Of a small system without coupling, by its factors alone: they leave out ``E_mm + g₂``, which is
-        the error of the likelihood's quadrature.
+        Of a small system without coupling, by elimination alone: a step need not know the error of the
+        likelihood's quadrature.
         """
-        if self.size <= SMALL and not self.is_coupled and np.isfinite(self.Sigma).all():
-            return self._factorised()(r)
-        return self._solve(self._apply, self._factorised, r, self.units, tolerance)
+        may_leave_out = self.size <= SMALL and not self.is_coupled
+        return self._solve(r, tolerance, may_leave_out, transpose=False)
 
-    def transpose_solve(self, r: Array, tolerance: float) -> tuple[Array, Array]:
-        """``(J + μI)⁻ᵀ r`` and the relative error of the solved system."""
-        apply = self._transpose_apply
-        w = self._solve(apply, self._transpose_factorised, r, 1.0 / self.units, tolerance)
+    def transpose_solve(
+        self, r: Array, d_m: Array, d_v: Array, tolerance: float
+    ) -> tuple[Array, Array]:
+        """``(J + μI)⁻ᵀ (r_a + Σ d_m, r_b − (Σ∘Σ) d_v)`` and the relative error of the solved system."""
+        r = r + np.stack([products(self.Sigma, d_m), -self._squared_products(d_v)])
+        w = self._solve(r, tolerance, False, transpose=True)
         size = np.linalg.norm(r)
-        error = np.linalg.norm(apply(w) - r) / size if size > 0.0 else 0.0
+        error = np.linalg.norm(self._transpose_apply(w) - r) / size if size > 0.0 else 0.0
         return w, np.asarray(error, r.dtype)
 
-    def _solve(
-        self, apply: Map, factorised: Callable[[], Map], r: Array, units: Array, tolerance: float
-    ) -> Array:
+    def _solve(self, r: Array, tolerance: float, may_leave_out: bool, *, transpose: bool) -> Array:
         if not np.isfinite(self.Sigma).all() or not np.isfinite(r).all():
             return np.full_like(r, np.nan)
+        apply = self._transpose_apply if transpose else self._apply
+        units = 1.0 / self.units if transpose else self.units
 
-        def iterate(precondition: Map, limit: int) -> tuple[Array, bool]:
-            def operator(x: Array) -> Array:
-                return (units * apply(precondition(x.reshape(r.shape) / units))).ravel()
+        def by_factors(r: Array) -> Array:
+            return self._eliminated(r, lambda rhs: self._factors_solve(rhs, transpose), transpose)
 
-            A = LinearOperator((r.size, r.size), operator, dtype=r.dtype)
-            x, info = gmres(
-                A, (units * r).ravel(), rtol=tolerance, restart=min(limit, r.size), maxiter=1
-            )
-            return precondition(x.reshape(r.shape) / units), info == 0
+        if self.is_coupled:
+            return _gmres(apply, r, units, tolerance, by_factors)[0]
+        x = self._eliminated(
+            r, lambda rhs: self._solve_reduced(rhs, units[1], tolerance, transpose), transpose
+        )
+        if may_leave_out or self._left_out() <= tolerance:
+            return x
+        rest = r - apply(x)
+        left = float(np.linalg.norm(units * rest))
+        wanted = tolerance * float(np.linalg.norm(units * r))
+        if left <= wanted:
+            return x
+        correction, converged = _gmres(apply, rest, units, wanted / left)
+        if not converged:
+            correction, _ = _gmres(apply, rest, units, wanted / left, by_factors)
+        return x + correction
 
-        if self.size > SMALL and not self.is_coupled:
-            x, converged = iterate(lambda x: x, ITERATIONS)
-            if converged:
-                return x
-        x, _ = iterate(factorised(), PRECONDITIONED_ITERATIONS)
-        return x
+    def _left_out(self) -> float:
+        """``E_mm + g₂`` in units of the posterior."""
+        mm = np.einsum("nll->ln", self.hessian[0])
+        return float(np.max(np.abs(mm + self.g2) * self.units[1]))
 
     def _squared_products(self, x: Array) -> Array:
         """``(Σ∘Σ) x``."""
@@ -103,55 +120,60 @@ class HostSystem:
 
     def _apply(self, x: Array) -> Array:
         a, b = x
+        mm, mv, vm, vv = self.hessian
         dm, dv = products(self.Sigma, a), -self._squared_products(b)
-        into_a = self.c * a - self.g2 * dm - _per_datum(self.mm, dm) - _per_datum(self.mv, dv)
-        into_b = self.c * b + 2.0 * (_per_datum(self.vm, dm) + _per_datum(self.vv, dv))
+        into_a = self.c * a - self.g2 * dm - _per_datum(mm, dm) - _per_datum(mv, dv)
+        into_b = self.c * b + 2.0 * (_per_datum(vm, dm) + _per_datum(vv, dv))
         return np.stack([into_a, into_b])
-
-    def _factorised(self) -> Map:
-        mv, vm, _ = self._diagonals()
-        solve_matrix = self._matrix_solver(transpose=False)
-
-        def solve(r: Array) -> Array:
-            ra, rb = r
-            b = solve_matrix(rb - 2.0 * vm * products(self.Sigma, ra) / self.c)
-            return np.stack([(ra - mv * self._squared_products(b)) / self.c, b])
-
-        return solve
 
     def _transpose_apply(self, w: Array) -> Array:
         wa, wb = w
-        into_m = -_per_datum(self.mm, wa, True) - self.g2 * wa + 2.0 * _per_datum(self.vm, wb, True)
-        into_v = _per_datum(self.mv, wa, True) - 2.0 * _per_datum(self.vv, wb, True)
+        mm, mv, vm, vv = self.hessian
+        into_m = -_per_datum(mm, wa, True) - self.g2 * wa + 2.0 * _per_datum(vm, wb, True)
+        into_v = _per_datum(mv, wa, True) - 2.0 * _per_datum(vv, wb, True)
         return self.c * w + np.stack([products(self.Sigma, into_m), self._squared_products(into_v)])
 
-    def _transpose_factorised(self) -> Map:
-        mv, vm, _ = self._diagonals()
-        solve_matrix = self._matrix_solver(transpose=True)
+    def _eliminated(self, r: Array, solve_reduced: Map, transpose: bool) -> Array:
+        """``(a, b)`` from b, or ``(w_a, w_b)`` from w_b, of the reduced system."""
+        ra, rb = r
+        if transpose:
+            wb = solve_reduced(rb - self._squared_products(self.mv * ra) / self.c)
+            return np.stack([(ra - 2.0 * products(self.Sigma, self.vm * wb)) / self.c, wb])
+        b = solve_reduced(rb - 2.0 * self.vm * products(self.Sigma, ra) / self.c)
+        return np.stack([(ra - self.mv * self._squared_products(b)) / self.c, b])
 
-        def solve(r: Array) -> Array:
-            ra, rb = r
-            wb = solve_matrix(rb - self._squared_products(mv * ra) / self.c)
-            return np.stack([(ra - 2.0 * products(self.Sigma, vm * wb)) / self.c, wb])
+    def _reduced(self, b: Array) -> Array:
+        """``M b``."""
+        squared = self._squared_products(b)
+        through_a = self.vm * products(self.Sigma, self.mv * squared) / self.c
+        return self.c * b - 2.0 * (self.vv * squared + through_a)
 
-        return solve
+    def _transpose_reduced(self, w: Array) -> Array:
+        """``Mᵀ w``."""
+        through_a = self.mv * products(self.Sigma, self.vm * w) / self.c
+        return self.c * w - 2.0 * self._squared_products(self.vv * w + through_a)
 
-    def _diagonals(self) -> tuple[Array, ...]:
-        return tuple(np.einsum("nll->ln", h) for h in (self.mv, self.vm, self.vv))
+    def _solve_reduced(self, rhs: Array, units: Array, tolerance: float, transpose: bool) -> Array:
+        if self.size > SMALL:
+            apply = self._transpose_reduced if transpose else self._reduced
+            x, converged = _gmres(apply, rhs, units, tolerance)
+            if converged:
+                return x
+        return self._factors_solve(rhs, transpose)
 
-    def _matrix_solver(self, *, transpose: bool) -> Map:
-        getrf, getrs = get_lapack_funcs(("getrf", "getrs"), (self.Sigma,))
-        factors = [getrf(self._matrix(i), overwrite_a=1)[:2] for i in range(len(self.Sigma))]
+    def _factors_solve(self, rhs: Array, transpose: bool) -> Array:
+        getrs = get_lapack_funcs("getrs", (self.Sigma,))
+        pairs = zip(self._factors, rhs, strict=True)
+        return np.stack([getrs(*lu, x, trans=int(transpose))[0] for lu, x in pairs])
 
-        def solve(rhs: Array) -> Array:
-            pairs = zip(factors, rhs, strict=True)
-            return np.stack([getrs(*lu, x, trans=int(transpose))[0] for lu, x in pairs])
-
-        return solve
+    @functools.cached_property
+    def _factors(self) -> list[tuple[Array, Array]]:
+        getrf = get_lapack_funcs("getrf", (self.Sigma,))
+        return [getrf(self._matrix(i), overwrite_a=1)[:2] for i in range(len(self.Sigma))]
 
     def _matrix(self, latent: int) -> Array:
-        """``c I − 2 E_vv (Σ∘Σ) − (2/c) E_vm Σ E_mv (Σ∘Σ)``."""
-        mv, vm, vv = (d[latent] for d in self._diagonals())
+        """``M`` of one latent."""
+        mv, vm, vv = (d[latent] for d in (self.mv, self.vm, self.vv))
         Sigma = self.Sigma[latent]
         Sigma2 = Sigma * Sigma if self.Sigma2 is None else self.Sigma2[latent]
         symm = get_blas_funcs("symm", (Sigma,))
@@ -163,6 +185,29 @@ class HostSystem:
         largest = max(M.max(), -M.min())
         M[np.diag_indices(self.size)] += self.c + np.finfo(M.dtype).eps * largest
         return M
+
+
+def _gmres(
+    apply: Map, r: Array, units: Array, tolerance: float, precondition: Map | None = None
+) -> tuple[Array, bool]:
+    """``A x = r`` in the given units, and whether it converged."""
+    inverse: Map = (lambda x: x) if precondition is None else precondition
+    limit = ITERATIONS if precondition is None else PRECONDITIONED_ITERATIONS
+
+    def operator(x: Array) -> Array:
+        return (units * apply(inverse(x.reshape(r.shape) / units))).ravel()
+
+    A = LinearOperator((r.size, r.size), operator, dtype=r.dtype)
+    x, info = gmres(A, (units * r).ravel(), rtol=tolerance, restart=min(limit, r.size), maxiter=1)
+    return inverse(x.reshape(r.shape) / units), info == 0
+
+
+def _squares(matrices: Array) -> Array:
+    if len(matrices) > 1:
+        return matrices * matrices
+    return np.multiply(
+        matrices, matrices, out=empty_matrix(matrices.shape[-1], matrices.dtype)[None]
+    )
 
 
 def products(matrices: Array, vectors: Array) -> Array:

@@ -11,6 +11,7 @@ The optimum is the fixed point ``λ = g(λ)`` of the natural-gradient map
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -122,9 +123,12 @@ class Problem:
                 likelihood, self.data[0], mean, variance, self.data[1]
             )
         )
-        self._curvature = subgraph(
-            lambda mean, variance, E: curvature(likelihood, self.data, mean, variance, E)
-        )
+        second = functools.partial(curvature, likelihood, self.data)
+        self._curvature = self._rough_curvature = subgraph(second)
+        if hasattr(
+            likelihood, "expectation_curvature"
+        ):  # others have no rough one, to be traced again
+            self._rough_curvature = subgraph(functools.partial(second, rough=True))
 
     def _evaluate(self, sites: SiteValues) -> Evaluation:
         """Posterior, expectations and ELBO at λ; a NaN ELBO where no valid q exists."""
@@ -155,9 +159,10 @@ class Problem:
         noise = eps * (100.0 * terms + 4.0 * cancelled)
         return Evaluation(sites, q, known, E, tf.where(ok & finite, elbo, nan), noise)
 
-    def newton_system(self, at: Evaluation) -> NewtonSystem | HostNewtonSystem:
-        """The Newton system at an evaluated λ, whose ``Sigma`` is that of q."""
-        hessian = self._curvature(at.q.mean, at.q.variance, at.E)
+    def newton_system(self, at: Evaluation, *, rough: bool) -> NewtonSystem | HostNewtonSystem:
+        """The Newton system at an evaluated λ, whose ``Sigma`` is that of q; a rough one is for steps."""
+        second = self._rough_curvature if rough else self._curvature
+        hessian = second(at.q.mean, at.q.variance, at.E)
         # One after the other: threads of two libraries on the same cores wait for each other. (An inlined
         # function does not hold back what depends on it; an identity does.)
         hessian = tf.nest.map_structure(tf.identity, hessian)
@@ -278,7 +283,7 @@ class Problem:
             mu, proposal = tf.cond(
                 cold,
                 lambda: natural_step(at, mu),
-                lambda: candidate(self.newton_system(at), at, mu),
+                lambda: candidate(self.newton_system(at, rough=True), at, mu),
             )
             new = self.evaluate(proposal)
             new_res = self.measure(new)

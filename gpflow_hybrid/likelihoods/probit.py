@@ -70,11 +70,20 @@ class ProbitBernoulli(ScalarLikelihood):
         return tf.reduce_sum(E0, axis=-1), _signed(E1, Y), 0.5 * E2
 
     def expectation_curvature(
-        self, X: TensorType, Fmu: TensorType, Fvar: TensorType, Y: TensorType
+        self,
+        X: TensorType,
+        Fmu: TensorType,
+        Fvar: TensorType,
+        Y: TensorType,
+        *,
+        rough: bool = False,
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """``∂²E/∂m∂v`` and ``∂²E/∂v²``, ``[N, P]`` each; exact expectations have ``∂²E/∂m² = 2 ∂E/∂v``."""
+        """``∂²E/∂m∂v`` and ``∂²E/∂v²``, ``[N, P]`` each; exact expectations have ``∂²E/∂m² = 2 ∂E/∂v``.
+
+        :param rough: three digits will do, as for a Newton step.
+        """
         m, v, shape = _flatten(_signed(Fmu, Y), Fvar)
-        E3, E4 = (_as_before(x, shape, Fmu) for x in high_moments(m, v))
+        E3, E4 = (_as_before(x, shape, Fmu) for x in high_moments(m, v, rough))
         return 0.5 * _signed(E3, Y), 0.25 * E4
 
     @check_shapes(

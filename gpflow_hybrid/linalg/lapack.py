@@ -21,6 +21,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.linalg import get_blas_funcs, get_lapack_funcs
 
+from .buffers import empty_matrix
+
 Array = npt.NDArray[Any]
 
 BLOCK = 64
@@ -35,9 +37,6 @@ WEAK_COVARIANCE = 1e-8
 CHUNK = 256
 """Columns that are worked on at a time where many need a triangular product."""
 
-ALIGNMENT = 64
-"""Bytes on whose multiples TensorFlow takes over an array without a copy."""
-
 
 class Posterior(NamedTuple):
     """``d = Σr``, ``v = diag Σ``, ``log Z``, and ``L⁻¹``, from which Σ follows."""
@@ -46,14 +45,6 @@ class Posterior(NamedTuple):
     variance: Array  # [N]
     log_normaliser: Array  # []
     chol_inverse: Array  # L⁻¹, zero above its diagonal  [N, N]
-
-
-def empty_matrix(n: int, dtype: Any) -> Array:
-    """Room for a matrix that TensorFlow can take over."""
-    size = n * n * np.dtype(dtype).itemsize
-    buffer = np.empty(size + ALIGNMENT, np.uint8)
-    offset = -buffer.ctypes.data % ALIGNMENT
-    return buffer[offset : offset + size].view(dtype).reshape(n, n)
 
 
 def posterior(K: Array, r: Array, lambda_2: Array) -> Posterior:

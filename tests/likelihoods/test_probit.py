@@ -565,3 +565,17 @@ def test_unknown_shapes_in_a_compiled_function(
         np.testing.assert_allclose(
             power, likelihood.log_expected_power(m, m, v, Y, 0.5)[:n], rtol=1e-12
         )
+
+
+def test_a_rough_curvature_has_three_digits() -> None:
+    m, v = (
+        x.reshape(-1, 1) for x in np.meshgrid(np.linspace(-40, 40, 41), 10.0 ** np.arange(-6, 7))
+    )
+    likelihood, Y = ProbitBernoulli(), np.ones_like(m)
+    fine, rough = (
+        np.hstack(likelihood.expectation_curvature(None, m, v, Y, rough=r)) for r in (False, True)
+    )
+    # in units of the marginal; what is much smaller than one changes no step
+    units = np.hstack([v**1.5, v**2])
+    np.testing.assert_allclose(rough * units, fine * units, rtol=1e-3, atol=1e-5)
+    assert np.any(rough != fine)
