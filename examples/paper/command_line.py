@@ -19,7 +19,6 @@ from .execution import (
     Outcome,
     Processes,
     Runner,
-    available_cores,
     run_jobs,
 )
 from .plans import (
@@ -33,7 +32,7 @@ from .plans import (
     load_plans,
     save_plan,
 )
-from .provenance import environment
+from .provenance import available_cores
 from .store import ResultStore
 
 QUICK_DATASETS = ("sonar", "diabetes")
@@ -284,8 +283,8 @@ def _run(options: argparse.Namespace, command: str, failures: list[Failure]) -> 
 
 
 def _remember(plan: Plan, output: Path, command: str, outcome: Outcome) -> None:
-    known = [found for found, _ in load_plans(output, type(plan))]
-    is_new = not any(found.same_settings_as(plan) for found in known)
+    known = [p for p, _ in load_plans(output, type(plan)) if p.same_settings_as(plan)]
+    is_new = not any(plan.after(p).description == p.description for p in known)
     if outcome.computed or outcome.failures or is_new:
         run = {
             "command": command,
@@ -294,7 +293,8 @@ def _remember(plan: Plan, output: Path, command: str, outcome: Outcome) -> None:
             "failed": len(outcome.failures),
             "seconds": outcome.seconds,
             "when": time.strftime("%Y-%m-%d"),
-            "environment": environment(),
+            "settings": plan.description,
+            "environment": sorted(outcome.made_with),
         }
         save_plan(output, plan, run)
 

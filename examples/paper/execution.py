@@ -16,6 +16,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Protocol
 
 from .jobs import Job, execute
+from .provenance import available_cores
 from .store import ResultStore
 
 THREAD_VARIABLES = (
@@ -51,6 +52,8 @@ class Outcome:
     reused: int = 0
     failures: list[Failure] = dataclasses.field(default_factory=list)
     seconds: float = 0.0
+    made_with: set[tuple[str, str]] = dataclasses.field(default_factory=set)
+    """Versions and machines of the processes that computed, whichever they were."""
 
 
 Found = dict[str, Any] | Failure
@@ -152,13 +155,6 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def available_cores() -> int:
-    """That this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 class DaskCluster:
     """The workers of a Dask scheduler; they need this package and this directory importable.
 
@@ -220,6 +216,7 @@ def run_jobs(
             else:
                 store.save(job, found)
                 outcome.computed += 1
+                outcome.made_with |= {(name, version) for name, version in found["made_with"]}
             bar.update()
     finally:
         outcome.seconds = time.perf_counter() - began

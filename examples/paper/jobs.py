@@ -10,6 +10,8 @@ import threading
 import time
 from typing import Any
 
+from .provenance import environment
+
 FORMATS = {"mcmc": 3}
 """By method, 2 if not named; raised whenever the same settings have another result."""
 
@@ -53,7 +55,10 @@ def digest(value: Any) -> str:
 
 
 def execute(task: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """The result of a job, and the seconds it took; imports TensorFlow only where jobs run."""
+    """The result of a job, the seconds it took and what it was made with.
+
+    Imports TensorFlow only where jobs run.
+    """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from . import fits, surfaces
 
@@ -61,4 +66,5 @@ def execute(task: str, settings: dict[str, Any]) -> dict[str, Any]:
     with _ONE_AT_A_TIME:  # a Dask worker may have threads
         began = time.perf_counter()
         result = compute(**settings)
-        return {"result": result, "seconds": time.perf_counter() - began}
+        seconds = time.perf_counter() - began
+    return {"result": result, "seconds": seconds, "made_with": environment()}

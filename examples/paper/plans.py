@@ -62,6 +62,10 @@ class SurfacePlan:
         """Whether results of both belong together: only the methods differ."""
         return dataclasses.replace(self, methods=other.methods) == other
 
+    def after(self, earlier: SurfacePlan) -> SurfacePlan:
+        """What a report looks for after both."""
+        return self
+
     def jobs(self) -> list[Job]:
         """One for each lengthscale and method."""
         return [self.row(method, x) for method in self.methods for x in self.log_values]
@@ -114,8 +118,15 @@ class TablePlan:
         )
 
     def same_settings_as(self, other: TablePlan) -> bool:
-        """Whether results of both belong together: only the ways of training differ."""
-        return dataclasses.replace(self, ways=other.ways) == other
+        """Whether results of both belong together: only the ways of training and their limits differ."""
+        limit = other.paper_iterations
+        return dataclasses.replace(self, ways=other.ways, paper_iterations=limit) == other
+
+    def after(self, earlier: TablePlan) -> TablePlan:
+        """What a report looks for after both: the paper's way to the limit that it was last run with."""
+        if "paper" in self.ways:
+            return self
+        return dataclasses.replace(self, paper_iterations=earlier.paper_iterations)
 
     def jobs(self) -> list[Job]:
         """One for each method and fold."""
@@ -147,10 +158,11 @@ def methods_of(way: str) -> tuple[str, ...]:
 
 def save_plan(directory: Path, plan: Plan, run: dict[str, Any]) -> None:
     """Remember for the report what was asked for and how it went, with earlier runs of other methods."""
-    same = [
-        runs for found, runs in load_plans(directory, type(plan)) if found.same_settings_as(plan)
-    ]
-    content = {"plan": dataclasses.asdict(plan), "runs": [*(same[0] if same else []), run]}
+    runs: list[dict[str, Any]] = []
+    for earlier, earlier_runs in load_plans(directory, type(plan)):
+        if earlier.same_settings_as(plan):
+            plan, runs = plan.after(earlier), earlier_runs
+    content = {"plan": dataclasses.asdict(plan), "runs": [*runs, run]}
     path = directory / f"{plan.kind}-{plan.dataset}.json"
     write_atomically(path, json.dumps(content, indent=1).encode())
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import platform
 from importlib import metadata
 from pathlib import Path
-
-from .execution import available_cores
 
 PACKAGES = (
     "gpflow-hybrid",
@@ -19,8 +19,9 @@ PACKAGES = (
 )
 
 
-def environment() -> list[tuple[str, str]]:
-    """Versions and machine, recorded with every run."""
+@functools.cache
+def environment() -> tuple[tuple[str, str], ...]:
+    """Versions and machine of this process, recorded with every result."""
     found = [("Python", platform.python_version())]
     for name in PACKAGES:
         try:
@@ -28,7 +29,14 @@ def environment() -> list[tuple[str, str]]:
         except metadata.PackageNotFoundError:
             continue
     found.append(("machine", f"{_processor()}, {available_cores()} cores, {platform.system()}"))
-    return found
+    return tuple(found)
+
+
+def available_cores() -> int:
+    """That this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _processor() -> str:

@@ -147,7 +147,7 @@ def _runs(plans: Sequence[tuple[Plan, list[dict[str, Any]]]]) -> Tab:
         (
             plan.kind,
             plan.dataset,
-            plan.description,
+            run.get("settings", plan.description),
             f"`{run['command']}`",
             f"{run['seconds']:.0f} s",
             str(run["computed"]),

@@ -53,6 +53,9 @@ MAX_DAMPING = 1e10
 SHRINK_LIMIT = 0.95
 """No step may take away more than this part of a marginal's precision, or of a positive site."""
 
+FEW_DATA = 300
+"""Number of data up to which a rough curvature saves less than tracing it takes."""
+
 WILD_SITE = 1e3
 """Precision of a first site, in units of the prior's, at which the prior's variance is not believed."""
 
@@ -125,9 +128,9 @@ class Problem:
         )
         second = functools.partial(curvature, likelihood, self.data)
         self._curvature = self._rough_curvature = subgraph(second)
-        if hasattr(
-            likelihood, "expectation_curvature"
-        ):  # others have no rough one, to be traced again
+        num_data = self.data[0].shape[0]
+        has_rough = hasattr(likelihood, "expectation_curvature")
+        if has_rough and (num_data is None or num_data > FEW_DATA):
             self._rough_curvature = subgraph(functools.partial(second, rough=True))
 
     def _evaluate(self, sites: SiteValues) -> Evaluation:

@@ -22,6 +22,7 @@ from examples.paper import execution
 from examples.paper.execution import Failure, Found, InProcess, Outcome, Processes, run_jobs
 from examples.paper.jobs import Job
 from examples.paper.plans import SurfacePlan, TablePlan, load_plans, save_plan
+from examples.paper.provenance import environment
 from examples.paper.store import ResultStore, write_atomically
 
 JOBS = SurfacePlan("sonar", ("vi",), num_grid=4).jobs()
@@ -43,7 +44,16 @@ class Fake:
             if job in self.failing:
                 yield job, Failure(job, "ValueError: no", "traceback")
             else:
-                yield job, {"result": {"value": job.settings["log_lengthscale"]}, "seconds": 0.0}
+                yield (
+                    job,
+                    {
+                        "result": {"value": job.settings["log_lengthscale"]},
+                        "seconds": 0.0,
+                        "made_with": [
+                            ["machine", f"worker {job.settings['log_lengthscale'] > 1.0:d}"]
+                        ],
+                    },
+                )
 
     def close(self) -> None:
         pass
@@ -76,6 +86,15 @@ def test_a_finished_run_costs_nothing(store: ResultStore) -> None:
     outcome = run(store, again)
     assert again.asked == []
     assert (outcome.computed, outcome.reused) == (0, 4)
+
+
+def test_versions_and_machines_are_those_of_the_workers(store: ResultStore) -> None:
+    assert run(store, Fake()).made_with == {("machine", "worker 0"), ("machine", "worker 1")}
+    assert (
+        execution.execute("row", {**JOBS[0].settings, "max_data": 12, "method": "vi"})["made_with"]
+        == environment()
+    )
+    assert {"Python", "gpflow", "tensorflow", "machine"} <= {name for name, _ in environment()}
 
 
 @pytest.mark.parametrize(
@@ -313,4 +332,10 @@ def test_plans_remember_their_runs(tmp_path: Path) -> None:
     save_plan(tmp_path, TablePlan("usps"), {"seconds": 4.0})
     ((table, _),) = load_plans(tmp_path, TablePlan)
     assert table == TablePlan("usps")
+    # The paper's way to another limit belongs to the same table, and is the one that is looked for.
+    save_plan(tmp_path, TablePlan("usps", ("paper",), paper_iterations=25), {"seconds": 5.0})
+    save_plan(tmp_path, TablePlan("usps", ("ep",)), {"seconds": 6.0})
+    ((table, runs),) = load_plans(tmp_path, TablePlan)
+    assert table == TablePlan("usps", ("ep",), paper_iterations=25)
+    assert [r["seconds"] for r in runs] == [4.0, 5.0, 6.0]
     assert json.loads((tmp_path / "table-usps.json").read_text())["plan"]["dataset"] == "usps"
