@@ -16,6 +16,7 @@ from gpflow.models import GPModel
 from ..errors import GPflowHybridError, InvalidDataError
 from ..models import CVIModel, EPModel, LaplaceModel
 from ..objectives import check_power
+from ..plotting import pyplot
 from .annealing import annealed_importance_sampling
 from .plans import make_plan
 from .results import TRUSTED
@@ -102,8 +103,7 @@ class EvidenceComparison:
 
     def plot(self, ax: Any = None) -> Any:
         """The estimates as points on a line, AIS as a band of two standard errors; needs matplotlib."""
-        import matplotlib.pyplot as plt
-
+        plt = pyplot()
         ax = plt.subplots(figsize=(6.0, 0.4 * len(self.estimates) + 1.0))[1] if ax is None else ax
         shown = [e for e in self.estimates if math.isfinite(e.value)][::-1]
         for row, estimate in enumerate(shown):

@@ -9,6 +9,8 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
+from ..plotting import pyplot
+
 
 @dataclasses.dataclass(frozen=True)
 class IterationRecord:
@@ -111,8 +113,7 @@ class TrainingResult:
 
     def plot(self) -> Any:
         """Objectives, hyperparameters and E-step residual against the iteration; needs matplotlib."""
-        import matplotlib.pyplot as plt
-
+        plt = pyplot()
         history = self.history
         iterations = history["iteration"]
         figure, (top, middle, bottom) = plt.subplots(3, 1, sharex=True, figsize=(7, 8))

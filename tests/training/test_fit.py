@@ -6,6 +6,7 @@ import dataclasses
 import os
 import signal
 import subprocess
+import sys
 from typing import Any
 
 import gpflow
@@ -483,7 +484,7 @@ def test_progress(trainer: VEMTrainer, capsys: pytest.CaptureFixture[str]) -> No
     assert f"objective={result.history[-1].objective:.4f}" in printed
 
 
-def test_plot(trainer: VEMTrainer) -> None:
+def test_plot(trainer: VEMTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
     matplotlib.use("Agg")
     result = restart(trainer).fit(3, progress=False)
     figure = result.plot()
@@ -496,6 +497,9 @@ def test_plot(trainer: VEMTrainer) -> None:
     alone = dataclasses.replace(result, history=type(result.history)(result.history[:1]))
     alone.plot().canvas.draw()  # one record, and no gradient norm
     plt.close("all")
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    with pytest.raises(ImportError, match="needs matplotlib.*pip install"):
+        result.plot()
 
 
 def test_rules_can_be_given_as_a_list() -> None:
