@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import signal
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +128,7 @@ def parser() -> argparse.ArgumentParser:
     grid.add_argument(
         "--fold", type=int, choices=range(5), default=0, help="training fold (default: 0)"
     )
-    grid.add_argument("--seed", type=int, default=0, help="of MCMC (default: 0)")
+    grid.add_argument("--seed", type=_not_negative, default=0, help="of MCMC (default: 0)")
     grid.add_argument("--chains", type=_at_least_two, help="of MCMC, per point (default: 32)")
     grid.add_argument("--temperatures", type=_at_least_two, help="of MCMC (default: 200)")
     fits = argparse.ArgumentParser(add_help=False)
@@ -198,7 +200,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failures: list[Failure] = []
     try:
         if options.command != "report":
-            _run(options, _command(given), failures)
+            with _ending_in_order():
+                _run(options, _command(given), failures)
         if options.command in ("all", "report"):
             _report(options.output)
     except KeyboardInterrupt:
@@ -274,29 +277,47 @@ def _run(options: argparse.Namespace, command: str, failures: list[Failure]) -> 
         for plan in plans:
             bar.set_description(f"{plan.kind} {plan.dataset}")
             outcome = Outcome()
+            is_new = _is_new(plan, options.output)
+            if is_new:
+                save_plan(options.output, plan)  # if this is killed, what it did can be reported
             try:
                 run_jobs(plan.jobs(), store, runner, bar, outcome)
             finally:
                 failures += outcome.failures
-                _remember(plan, options.output, command, outcome)
+                if is_new or outcome.computed or outcome.failures:
+                    save_plan(options.output, plan, _run_record(plan, command, outcome))
             bar.write(f"{plan.kind} {plan.dataset}: {_said(outcome)}, {outcome.seconds:.1f} s")
 
 
-def _remember(plan: Plan, output: Path, command: str, outcome: Outcome) -> None:
+def _is_new(plan: Plan, output: Path) -> bool:
     known = [p for p, _ in load_plans(output, type(plan)) if p.same_settings_as(plan)]
-    is_new = not any(plan.after(p).description == p.description for p in known)
-    if outcome.computed or outcome.failures or is_new:
-        run = {
-            "command": command,
-            "computed": outcome.computed,
-            "reused": outcome.reused,
-            "failed": len(outcome.failures),
-            "seconds": outcome.seconds,
-            "when": time.strftime("%Y-%m-%d"),
-            "settings": plan.description,
-            "environment": sorted(outcome.made_with),
-        }
-        save_plan(output, plan, run)
+    return not any(plan.after(p).description == p.description for p in known)
+
+
+def _run_record(plan: Plan, command: str, outcome: Outcome) -> dict[str, Any]:
+    return {
+        "command": command,
+        "computed": outcome.computed,
+        "reused": outcome.reused,
+        "failed": len(outcome.failures),
+        "seconds": outcome.seconds,
+        "when": time.strftime("%Y-%m-%d"),
+        "settings": plan.description,
+        "environment": sorted(outcome.made_with),
+    }
+
+
+@contextlib.contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """A request to end (SIGTERM) is an interruption: what is done is remembered."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _said(outcome: Outcome) -> str:
@@ -319,6 +340,10 @@ def _report(output: Path) -> None:
 
     for path in write_report(output):
         print(f"wrote {path}")
+
+
+def _not_negative(text: str) -> int:
+    return _integer(text, 0)
 
 
 def _positive(text: str) -> int:

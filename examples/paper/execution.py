@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import multiprocessing
 import os
+import sys
 import threading
 import time
 import traceback
@@ -100,6 +101,8 @@ class Processes:
             is_broken = False
             # No more than there are processes: what waits can be dropped, and a death has few suspects.
             while waiting and len(running) < self.num_workers and not is_broken:
+                if running and any(deaths[j.key] for j in (waiting[0], *running.values())):
+                    break  # a suspect runs alone: the next death is its own
                 try:
                     running[self._submit(waiting[0])] = waiting[0]
                     waiting.popleft()
@@ -170,10 +173,12 @@ class DaskCluster:
             ) from None
         try:
             self.client = distributed.Client(address, timeout="10s")
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise SystemExit(
                 f"--scheduler: no Dask scheduler answers at {address} ({error})."
             ) from None
+        if not self.client.scheduler_info()["workers"]:
+            print(f"{address} has no workers yet: waiting for the first.", file=sys.stderr)
         self.as_completed = distributed.as_completed
 
     def results(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Found]]:
@@ -208,6 +213,8 @@ def run_jobs(
     for path in store.corrupt[known:]:
         bar.write(f"{path.name} is damaged: done again.")
     outcome.reused = len(jobs) - len(missing)
+    if not bar.disable:  # what is there already says nothing about the time that is left
+        bar.initial += outcome.reused
     bar.update(outcome.reused)
     try:
         for job, found in runner.results(missing) if missing else ():
@@ -216,7 +223,7 @@ def run_jobs(
             else:
                 store.save(job, found)
                 outcome.computed += 1
-                outcome.made_with |= {(name, version) for name, version in found["made_with"]}
+                outcome.made_with |= {tuple(item) for item in found.get("made_with", ())}
             bar.update()
     finally:
         outcome.seconds = time.perf_counter() - began

@@ -53,6 +53,8 @@ def paper_figure(surfaces: Surfaces) -> Figure:
         for column, name in zip(axes.T, estimates, strict=True):
             top, bottom = column
             image = _panel(top, surfaces, surfaces.log_marginal[name], scale)
+            if name == "mcmc":
+                _cross_out(top, surfaces)
             top.set_title(METHODS[name])
             _mark(top, surfaces, [name])
             if name == "ep_like" and "elbo" in estimates:
@@ -114,17 +116,17 @@ def error_figure(surfaces: Surfaces) -> Figure | None:
                 rasterized=True,
             )
             _decorate(axis)
-            x, y = np.meshgrid(*_mesh(surfaces), indexing="ij")
-            axis.plot(x[~trusted], y[~trusted], "x", color="black", markersize=2.5, mew=0.5)
+            _cross_out(axis, surfaces)
             mean = float(np.nanmean(np.abs(errors[name][trusted])))
             axis.set_title(f"{METHODS[name]}: mean |error| {mean:.4f}")
             axis.set_xlabel("log ℓ")
         axes[0, 0].set_ylabel("log σ")
         figure.colorbar(image, ax=axes, label="estimate − AIS, nats per datum")
-        largest_error = float(np.nanmax(surfaces.standard_error[trusted]))
+        found = surfaces.standard_error[trusted]
         figure.suptitle(
-            f"{title_of(surfaces.plan.dataset)}: error against annealed importance sampling\n"
-            f"(its standard error is at most {largest_error:.4f}; × where its chains disagree, left out)",
+            f"{title_of(surfaces.plan.dataset)}: error against annealed importance sampling, whose\n"
+            f"standard error is {np.nanmean(found):.4f} on average and {np.nanmax(found):.4f} at most; "
+            "× where its chains disagree: not in the means",
             fontsize=8,
         )
     return figure
@@ -133,11 +135,18 @@ def error_figure(surfaces: Surfaces) -> Figure | None:
 def _panel(axis: Any, surfaces: Surfaces, values: np.ndarray, scale: tuple[float, float]) -> Any:
     levels = np.linspace(*scale, NUM_LEVELS)
     x, y = _mesh(surfaces)
-    clipped = np.clip(np.nan_to_num(values, nan=scale[0]), None, scale[1]).T
+    clipped = np.ma.masked_invalid(np.clip(values, None, scale[1]).T)  # what is missing stays blank
     image = axis.contourf(x, y, clipped, levels, cmap="gray", extend="min")
     axis.contour(x, y, clipped, levels[::2], colors="black", linewidths=0.3, linestyles="solid")
     _decorate(axis)
     return image
+
+
+def _cross_out(axis: Any, surfaces: Surfaces) -> None:
+    """A small × where MCMC is not trusted."""
+    x, y = np.meshgrid(*_mesh(surfaces), indexing="ij")
+    doubtful = ~surfaces.trusted
+    axis.scatter(x[doubtful], y[doubtful], 6, "black", marker="x", linewidths=0.5, zorder=4)
 
 
 def _decorate(axis: Any) -> None:

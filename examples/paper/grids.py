@@ -17,7 +17,7 @@ INFERENCE = {"mcmc": "mcmc", "ep": "ep", "elbo": "vi", "ep_like": "vi"}
 """The method of inference behind each: VI and Ours share theirs."""
 
 
-TRUSTED = 0.1
+TRUSTED = 0.3
 """Part of the chains that an effective sample size must have for a standard error to be believed."""
 
 
@@ -50,8 +50,10 @@ class Surfaces:
     """Methods of which some rows are there, not all."""
 
     def optimum(self, estimate: str) -> Optimum:
-        """The largest value of an estimate on the grid."""
+        """The largest value of an estimate on the grid; of MCMC's, among those that are trusted."""
         values = self.log_marginal[estimate]
+        if estimate == "mcmc" and self.trusted is not None and self.trusted.any():
+            values = np.where(self.trusted, values, np.nan)
         i, j = np.unravel_index(np.nanargmax(values), values.shape)
         axis = self.plan.log_values
         density = self.log_density[INFERENCE[estimate]]

@@ -156,13 +156,19 @@ def methods_of(way: str) -> tuple[str, ...]:
     return (way,) if way in ("ep", "laplace") else (f"{way}-vi", f"{way}-ours")
 
 
-def save_plan(directory: Path, plan: Plan, run: dict[str, Any]) -> None:
-    """Remember for the report what was asked for and how it went, with earlier runs of other methods."""
+def save_plan(directory: Path, plan: Plan, run: dict[str, Any] | None = None) -> None:
+    """Remember for the report what was asked for and how it went, with earlier runs of other methods.
+
+    :param run: None where it has not ended.
+    """
     runs: list[dict[str, Any]] = []
     for earlier, earlier_runs in load_plans(directory, type(plan)):
         if earlier.same_settings_as(plan):
             plan, runs = plan.after(earlier), earlier_runs
-    content = {"plan": dataclasses.asdict(plan), "runs": [*runs, run]}
+    content = {
+        "plan": dataclasses.asdict(plan),
+        "runs": [*runs, *([] if run is None else [run])],
+    }
     path = directory / f"{plan.kind}-{plan.dataset}.json"
     write_atomically(path, json.dumps(content, indent=1).encode())
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import os
 import platform
+import subprocess
 from importlib import metadata
 from pathlib import Path
 
 PACKAGES = (
-    "gpflow-hybrid",
     "gpflow",
     "tensorflow",
     "tensorflow-probability",
@@ -28,8 +28,29 @@ def environment() -> tuple[tuple[str, str], ...]:
             found.append((name, metadata.version(name)))
         except metadata.PackageNotFoundError:
             continue
+    found.append(("gpflow-hybrid", _own_version()))
     found.append(("machine", f"{_processor()}, {available_cores()} cores, {platform.system()}"))
     return tuple(found)
+
+
+def _own_version() -> str:
+    """The package's version, and the commit where it runs from a checkout."""
+    import gpflow_hybrid
+
+    git = [
+        "git",
+        "-C",
+        str(Path(__file__).parent),
+        "describe",
+        "--always",
+        "--dirty",
+        "--exclude=*",
+    ]
+    try:
+        commit = subprocess.run(git, capture_output=True, text=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        commit = ""
+    return gpflow_hybrid.__version__ + (f" ({commit})" if commit else "")
 
 
 def available_cores() -> int:

@@ -65,7 +65,7 @@ def lines(plan: TablePlan, store: ResultStore) -> list[Line]:
     for way in WAYS:
         fits = {m: _folds(plan, m, store) for m in methods_of(way)}
         if all(len(f) == len(plan.folds) for f in fits.values()):
-            found.append(_line(plan.dataset, way, list(fits.values())))
+            found.append(_line(plan, way, list(fits.values())))
     return found
 
 
@@ -80,19 +80,21 @@ def _folds(plan: TablePlan, method: str, store: ResultStore) -> list[dict[str, A
     return [found["result"] for found in loaded if found is not None]
 
 
-def _line(dataset: str, way: str, fits: Sequence[list[dict[str, Any]]]) -> Line:
+def _line(plan: TablePlan, way: str, fits: Sequence[list[dict[str, Any]]]) -> Line:
     accuracy, p_accuracy = _cells(fits, "accuracy")
     density, p_density = _cells(fits, "test_log_density")
     every = [fit for method in fits for fit in method]
+    limit = plan.paper_iterations if way == "paper" else plan.max_iterations
+    words = {"max_iterations": f"at the limit of {limit}"}
     return Line(
-        dataset,
+        plan.dataset if plan.max_data is None else f"{plan.dataset}, {plan.max_data} rows",
         way,
         accuracy,
         density,
         None if p_accuracy is None or p_density is None else (p_accuracy, p_density),
         len(fits[0]),
         ", ".join(
-            f"{count} {status}"
+            f"{count} {words.get(status, status)}"
             for status, count in collections.Counter(fit["status"] for fit in every).items()
         ),
         float(np.mean([fit["training_seconds"] for fit in every])),

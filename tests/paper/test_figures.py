@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from matplotlib.contour import QuadContourSet
 
-from examples.paper import figures
+from examples.paper import figures, report
 from examples.paper.grids import Surfaces, load_surfaces
 from examples.paper.plans import SurfacePlan, title_of
 from examples.paper.store import ResultStore
@@ -58,6 +60,22 @@ def test_optima_and_their_densities(surfaces: Surfaces) -> None:
     assert surfaces.trusted.sum() == 12
 
 
+def test_what_is_not_trusted_is_no_optimum_of_mcmc(surfaces: Surfaces) -> None:
+    assert surfaces.trusted is not None
+    values = surfaces.log_marginal["mcmc"].copy()
+    values[~surfaces.trusted] = 0.0  # above all others
+    marginal = {**surfaces.log_marginal, "mcmc": values}
+    best = dataclasses.replace(surfaces, log_marginal=marginal).optimum("mcmc")
+    assert (best.log_lengthscale, best.log_sigma) == BEST["mcmc"]
+
+
+def test_an_optimum_on_the_border_is_remarked(surfaces: Surfaces, tmp_path: Path) -> None:
+    remarks = [text for _, text in report._remarks([surfaces], [], ResultStore(tmp_path))]
+    border = [text.partition(":")[0] for text in remarks if "border" in text]
+    assert border == ["MCMC", "EP"]
+    assert "mcmc: chains disagree at 4 of 16 points" in remarks
+
+
 def test_markers_and_numbers_are_at_the_optima(surfaces: Surfaces) -> None:
     figure = figures.paper_figure(surfaces)
     panels = {axis.get_title(): axis for axis in figure.axes if axis.get_title()}
@@ -90,6 +108,30 @@ def test_all_panels_share_a_colour_scale(surfaces: Surfaces) -> None:
         -1.2,
         -0.2,
     )
+    figure = figures.paper_figure(surfaces)
+    drawn = [c for axis in figure.axes for c in axis.collections if isinstance(c, QuadContourSet)]
+    filled = [contours for contours in drawn if contours.filled]
+    assert len(filled) == 7  # four above, three below: VI and Ours share theirs
+    for contours in filled:
+        assert contours.levels[0] == low
+        assert contours.levels[-1] == high
+    plt.close(figure)
+
+
+def test_panels_have_log_sigma_upwards_and_missing_values_blank(surfaces: Surfaces) -> None:
+    values = np.full((4, 4), -0.6)
+    values[3, 0] = -0.1  # long lengthscale, small σ: bottom right
+    values[0, 3] = np.nan  # top left
+    figure, axis = plt.subplots(figsize=(4, 4), dpi=50)
+    figures._panel(axis, surfaces, values, (-1.0, 0.0))
+    axis.set_axis_off()
+    figure.subplots_adjust(0, 0, 1, 1)
+    figure.canvas.draw()
+    grey = np.asarray(figure.canvas.buffer_rgba())[..., 0]
+    top_left, bottom_right, middle = grey[2, 2], grey[-3, -3], grey[100, 100]
+    assert top_left == 255
+    assert bottom_right > middle
+    plt.close(figure)
 
 
 def test_incomplete_methods_are_left_out_and_named(tmp_path: Path, surfaces: Surfaces) -> None:

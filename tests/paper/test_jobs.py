@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from tqdm import tqdm
@@ -201,6 +201,31 @@ def test_a_process_that_dies_is_replaced_and_one_that_always_dies_is_given_up(
     results = dict(Dying(2).results(JOBS))
     assert [job for job, found in results.items() if isinstance(found, Failure)] == JOBS[:1]
     assert [tried.count(job.name) for job in JOBS] == [execution.MAX_DEATHS + 1, 2, 1, 1]
+
+
+def test_a_death_is_not_charged_to_who_ran_beside_it() -> None:
+    class Pool(Processes):
+        """The first job kills the pool, and with it whatever else runs."""
+
+        running: ClassVar[list[tuple[Job, Any]]] = []
+
+        def _submit(self, job: Job) -> Any:
+            future: Any = concurrent.futures.Future()
+            self.running.append((job, future))
+            threading.Timer(0.05, self._end).start()
+            return future
+
+        def _end(self) -> None:
+            is_fatal = any(job is JOBS[0] for job, _ in self.running)
+            while self.running:
+                _, future = self.running.pop()
+                if is_fatal:
+                    future.set_exception(execution.BrokenProcessPool("a process died"))
+                else:
+                    future.set_result({"result": {}, "seconds": 0.0})
+
+    results = dict(Pool(2).results(JOBS[:2]))
+    assert [isinstance(results[job], Failure) for job in JOBS[:2]] == [True, False]
 
 
 def test_a_process_that_dies_between_two_jobs_is_replaced() -> None:

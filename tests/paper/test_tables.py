@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,6 +60,20 @@ def test_lines(tmp_path: Path, ours: np.ndarray, bold: bool) -> None:
     assert collapsed.endings == "8 converged, 2 stopped"
     assert ep.p_values is None
     assert str(published.log_density[1]) == "**-0.340 ± 0.015**"
+
+
+def test_limits_and_few_rows_are_told(tmp_path: Path) -> None:
+    plan = TablePlan("sonar", paper_iterations=7, max_data=40)
+    store = ResultStore(tmp_path)
+    for method in ("paper-vi", "paper-ours"):
+        for fold in plan.folds:
+            result: dict[str, Any] = {"accuracy": 0.8, "test_log_density": -0.4}
+            result["training_seconds"] = 1.0
+            result["status"] = "converged" if fold == 0 else "max_iterations"
+            store.save(plan.fit(method, fold), {"result": result, "seconds": 1.0})
+    _, line = tables.lines(plan, store)
+    assert line.endings == "2 converged, 8 at the limit of 7"
+    assert line.dataset == "sonar, 40 rows"
 
 
 def test_incomplete_folds_are_not_shown(tmp_path: Path) -> None:
