@@ -6,8 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from gpflow_hybrid.linalg import buffers
+from gpflow_hybrid.linalg import buffers, lapack
 from gpflow_hybrid.linalg.buffers import ALIGNMENT, empty_matrix
 
 
@@ -65,3 +66,51 @@ def test_threads_do_not_share_matrices() -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(fill, range(8)))
+
+
+def test_tensorflow_keeps_what_it_was_given() -> None:
+    @tf.function
+    def filled(value: tf.Tensor) -> tf.Tensor:
+        def fill(value: np.ndarray) -> np.ndarray:
+            A = empty_matrix(64, np.float64)
+            A[...] = value
+            return A
+
+        return tf.numpy_function(fill, [value], tf.float64, stateful=False)
+
+    held = [filled(tf.constant(float(i))) for i in range(20)]
+    views = [A.numpy() for A in held]
+    del held
+    for _ in range(20):
+        empty_matrix(64, np.float64)[...] = np.nan
+    for i, view in enumerate(views):
+        np.testing.assert_array_equal(view, float(i))
+
+
+@pytest.mark.parametrize("negative", [False, True])
+def test_nothing_reads_what_another_matrix_left(negative: bool) -> None:
+    rng = np.random.default_rng(0)
+    X, r = rng.normal(size=(70, 3)), rng.normal(size=70)
+    lambda_2 = rng.uniform(0.0, 1.0, size=70)
+    lambda_2[:3] = 0.0
+    if negative:
+        lambda_2[3:6] = -0.05
+
+    def everything() -> list[np.ndarray]:
+        K = np.exp(-0.5 * lapack.squared_distances(X))
+        q = lapack.posterior(K, r, lambda_2)
+        Sigma = lapack.covariance(K, lambda_2, q.chol_inverse, q.variance)
+        adjoints = [
+            lapack.kernel_adjoint(Sigma, r, lambda_2, q.shift, r, v_bar, 1.0)
+            for v_bar in (r, np.zeros(70))
+        ]
+        return [a.copy() for a in (K, *q, Sigma, *adjoints)]
+
+    buffers._waiting.clear()
+    expected = everything()
+    poisoned = [empty_matrix(70, np.float64) for _ in range(buffers.MAX_KEPT)]
+    for A in poisoned:
+        A[...] = np.nan
+    del poisoned, A
+    for found, value in zip(everything(), expected, strict=True):
+        np.testing.assert_array_equal(found, value)

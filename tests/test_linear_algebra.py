@@ -17,8 +17,9 @@ from scipy import linalg
 import gpflow_hybrid as gh
 from gpflow_hybrid import covariances
 from gpflow_hybrid.covariances import covariance, data_covariance
-from gpflow_hybrid.inference import newton_host
+from gpflow_hybrid.inference import newton_host, variational
 from gpflow_hybrid.inference.newton import Curvature, HostNewtonSystem, NewtonSystem
+from gpflow_hybrid.likelihoods import probit_integrals
 from gpflow_hybrid.linalg import (
     backend,
     by_rows,
@@ -204,13 +205,22 @@ def dense_newton_matrix(Sigma: Any, hessian: Curvature, g2: Any, c: float) -> An
 
 
 @pytest.mark.parametrize(
-    ("num_latents", "quadrature_error"), [(1, 0.0), (1, 1e-7), (1, 0.05), (2, 0.0)]
+    ("num_latents", "is_coupled", "quadrature_error"),
+    [
+        (1, False, 0.0),
+        (1, False, 1e-7),
+        (1, False, 1e-3),
+        (1, False, 0.05),
+        (2, False, 0.0),
+        (2, True, 0.0),
+    ],
 )
 @pytest.mark.parametrize("small", [0, 300])
 @pytest.mark.parametrize("large", [0, 300])
 @pytest.mark.parametrize("iterations", [1, 60])
 def test_newton_systems_solve_their_equations(
     num_latents: int,
+    is_coupled: bool,
     quadrature_error: float,
     small: int,
     large: int,
@@ -226,6 +236,8 @@ def test_newton_systems_solve_their_equations(
     Sigma = tf.constant(A @ np.swapaxes(A, 1, 2))
     hessian = Curvature(*(tf.constant(-0.05 * rng.uniform(size=(N, L, L))) for _ in range(4)))
     hessian = hessian._replace(mm=tf.linalg.diag(-rng.uniform(0.1, 0.5, size=(N, L))))
+    if not is_coupled:
+        hessian = Curvature(*(tf.linalg.diag(tf.linalg.diag_part(H)) for H in hessian))
     # Price's theorem, on the diagonal, and what a quadrature makes of it
     g2 = -tf.linalg.diag_part(hessian.mm) + quadrature_error * rng.normal(size=(N, L))
     r, d = tf.constant(rng.normal(size=(2, 2, L, N)))
@@ -243,12 +255,41 @@ def test_newton_systems_solve_their_equations(
     # A step on a small system, and TensorFlow's always, leaves the error of the quadrature out.
     inexact = 1e-3 + 2.0 * quadrature_error
     for kind in (HostNewtonSystem, NewtonSystem):
-        system = kind(Sigma, hessian, g2, is_coupled=L > 1)
+        system = kind(Sigma, hessian, g2, is_coupled=is_coupled)
         found = np.ravel(system.solve(*r, tf.constant(damping, tf.float64)))
         assert np.linalg.norm(found - step) < inexact * np.linalg.norm(step)
         *weights, error = system.transpose_solve(*r, *d, 1e-12)
         np.testing.assert_allclose(np.ravel(weights), adjoint, rtol=1e-8, atol=1e-9)
         assert float(error) < 1e-10
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+@pytest.mark.parametrize("wrong", range(6))
+def test_a_newton_system_that_is_not_finite_has_no_solution(wrong: int, transpose: bool) -> None:
+    N = 5
+    Sigma, g2, r = np.eye(N)[None], np.full((1, N), 0.1), np.ones((2, 1, N))
+    hessian = [np.full((N, 1, 1), -0.1) for _ in range(4)]
+    [Sigma, *hessian, g2][wrong][..., -1] = np.nan
+    system = newton_host.HostSystem(Sigma, tuple(hessian), g2, 0.0, False)
+    zero = np.zeros((1, N))
+    if transpose:
+        found, _ = system.transpose_solve(r, zero, zero, 1e-10)
+    else:
+        found = system.solve(r, 1e-4)
+    assert np.isnan(found).all()
+
+
+def test_the_gradient_does_not_use_the_rough_curvature(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = fitted_values(model, "lapack")
+    monkeypatch.setattr(variational, "FEW_DATA", 0)
+    monkeypatch.setattr(probit_integrals, "ROUGH", probit_integrals.Rule(6, 4.0))  # very rough
+    probit_integrals._compiled.cache_clear()
+    try:
+        (loss, gradient), (exact_loss, exact_gradient) = fitted_values(model, "lapack"), expected
+    finally:
+        probit_integrals._compiled.cache_clear()
+    np.testing.assert_allclose(loss, exact_loss, rtol=1e-9)
+    np.testing.assert_allclose(gradient, exact_gradient, rtol=1e-6, atol=1e-7)
 
 
 def test_iterations_and_factors_find_the_same_sites(monkeypatch: pytest.MonkeyPatch) -> None:

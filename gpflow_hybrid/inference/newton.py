@@ -10,6 +10,7 @@ is written in ``a = δλ₁ − m δλ₂`` and ``b = δλ₂``, in which the po
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -46,15 +47,17 @@ def curvature(
 ) -> Curvature:
     """The Hessian of every datum's ``E_q[log p]`` in its marginal means and variances.
 
-    A likelihood with exact expectations may have it as ``expectation_curvature``.
+    A likelihood with exact expectations may have it as ``expectation_curvature``, and a cheaper one, good
+    enough for a step, with ``rough=True``.
 
     :param known: the expectations and their first derivatives at ``(m, v)``, if they are.
-    :param rough: for a Newton step, which a likelihood may take advantage of.
+    :param rough: see :func:`has_rough_curvature`.
     """
     X, Y = data
     if hasattr(likelihood, "expectation_curvature"):
         E = expectation_gradients(likelihood, X, m, v, Y) if known is None else known
-        mean_variance, variance_variance = likelihood.expectation_curvature(X, m, v, Y, rough=rough)
+        cheaper = {"rough": True} if rough else {}
+        mean_variance, variance_variance = likelihood.expectation_curvature(X, m, v, Y, **cheaper)
         cross = tf.linalg.diag(mean_variance)
         return Curvature(
             tf.linalg.diag(2.0 * E.variance), cross, cross, tf.linalg.diag(variance_variance)
@@ -71,6 +74,12 @@ def curvature(
     mm, mv = (tf.stack([r[i] for r in rows[:L]], axis=1) for i in (0, 1))
     vm, vv = (tf.stack([r[i] for r in rows[L:]], axis=1) for i in (0, 1))
     return Curvature(mm, mv, vm, vv)
+
+
+def has_rough_curvature(likelihood: Likelihood) -> bool:
+    """Whether a likelihood has a cheaper curvature for steps."""
+    exact = getattr(likelihood, "expectation_curvature", None)
+    return exact is not None and "rough" in inspect.signature(exact).parameters
 
 
 class HostNewtonSystem:

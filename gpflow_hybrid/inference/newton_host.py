@@ -39,6 +39,9 @@ ITERATIONS = 60
 PRECONDITIONED_ITERATIONS = 200
 """Of GMRES with factors."""
 
+MUCH = 0.01
+"""Error of the likelihood's quadrature, in units of the posterior, that is not left out at first."""
+
 
 class HostSystem:
     """``J + μI`` and its transpose at one λ: ``Σ [L, N, N]``, Hessians ``[N, L, L]``, ``g₂ [L, N]``."""
@@ -82,8 +85,9 @@ class HostSystem:
         return w, np.asarray(error, r.dtype)
 
     def _solve(self, r: Array, tolerance: float, may_leave_out: bool, *, transpose: bool) -> Array:
-        if not np.isfinite(self.Sigma).all() or not np.isfinite(r).all():
+        if not all(np.isfinite(x).all() for x in (self.Sigma, *self.hessian, self.g2, r)):
             return np.full_like(r, np.nan)
+        tolerance = max(tolerance, 10.0 * float(np.finfo(r.dtype).eps))
         apply = self._transpose_apply if transpose else self._apply
         units = 1.0 / self.units if transpose else self.units
 
@@ -92,23 +96,28 @@ class HostSystem:
 
         if self.is_coupled:
             return _gmres(apply, r, units, tolerance, by_factors)[0]
-        x = self._eliminated(
-            r, lambda rhs: self._solve_reduced(rhs, units[1], tolerance, transpose), transpose
-        )
-        if may_leave_out or self._left_out() <= tolerance:
-            return x
+        left_out = 0.0 if may_leave_out else self._left_out()
+        x = np.zeros_like(r)
+        if left_out <= MUCH:
+            x = self._eliminated(
+                r, lambda rhs: self._solve_reduced(rhs, units[1], tolerance, transpose), transpose
+            )
+            if left_out <= tolerance:
+                return x
         rest = r - apply(x)
         left = float(np.linalg.norm(units * rest))
         wanted = tolerance * float(np.linalg.norm(units * r))
         if left <= wanted:
             return x
-        correction, converged = _gmres(apply, rest, units, wanted / left)
+        converged = False
+        if self.size > SMALL and "_factors" not in vars(self):  # where they are, they are better
+            correction, converged = _gmres(apply, rest, units, wanted / left)
         if not converged:
             correction, _ = _gmres(apply, rest, units, wanted / left, by_factors)
         return x + correction
 
     def _left_out(self) -> float:
-        """``E_mm + g₂`` in units of the posterior."""
+        """The largest ``E_mm + g₂`` in units of the posterior."""
         mm = np.einsum("nll->ln", self.hessian[0])
         return float(np.max(np.abs(mm + self.g2) * self.units[1]))
 

@@ -45,7 +45,13 @@ from .common import (
     relative_norm,
     unpack,
 )
-from .newton import HostNewtonSystem, NewtonSystem, curvature, newton_system
+from .newton import (
+    HostNewtonSystem,
+    NewtonSystem,
+    curvature,
+    has_rough_curvature,
+    newton_system,
+)
 
 MAX_DAMPING = 1e10
 """Where μ gives up: the ELBO cannot be raised any more at this precision."""
@@ -129,8 +135,7 @@ class Problem:
         second = functools.partial(curvature, likelihood, self.data)
         self._curvature = self._rough_curvature = subgraph(second)
         num_data = self.data[0].shape[0]
-        has_rough = hasattr(likelihood, "expectation_curvature")
-        if has_rough and (num_data is None or num_data > FEW_DATA):
+        if has_rough_curvature(likelihood) and (num_data is None or num_data > FEW_DATA):
             self._rough_curvature = subgraph(functools.partial(second, rough=True))
 
     def _evaluate(self, sites: SiteValues) -> Evaluation:

@@ -44,7 +44,7 @@ FINE = Rule(40, 9.5)
 COARSE = Rule(30, 7.7)
 """For g₀, g₁ and g₂, which do not vanish for f < 0; 1e-10 at three quarters of the price."""
 
-ROUGH = Rule(16, 6.0)
+ROUGH = Rule(16, 8.0)
 """For g₃ and g₄ to three digits, which is enough for a Newton step; two fifths of FINE's price."""
 
 VARIANCE_FLOOR = 1e-16

@@ -568,9 +568,9 @@ def test_unknown_shapes_in_a_compiled_function(
 
 
 def test_a_rough_curvature_has_three_digits() -> None:
-    m, v = (
-        x.reshape(-1, 1) for x in np.meshgrid(np.linspace(-40, 40, 41), 10.0 ** np.arange(-6, 7))
-    )
+    v = 10.0 ** np.arange(-6, 7)
+    near, far = np.linspace(-40, 40, 41)[:, None], np.linspace(-10, 10, 41)[:, None] * np.sqrt(v)
+    m, v = (x.reshape(-1, 1) for x in np.broadcast_arrays(np.vstack([near + 0.0 * v, far]), v))
     likelihood, Y = ProbitBernoulli(), np.ones_like(m)
     fine, rough = (
         np.hstack(likelihood.expectation_curvature(None, m, v, Y, rough=r)) for r in (False, True)
