@@ -285,7 +285,7 @@ def test_the_gradient_does_not_use_the_rough_curvature(monkeypatch: pytest.Monke
 
     exact_loss, exact_gradient = fitted_values(build, "lapack")
     monkeypatch.setattr(variational, "FEW_DATA", 0)
-    monkeypatch.setattr(probit_integrals, "ROUGH", probit_integrals.Rule(6, 4.0))  # very rough
+    monkeypatch.setattr(probit_integrals, "ROUGH", probit_integrals.Rule(3, 3.0))  # very rough
     probit_integrals._compiled.cache_clear()
     try:
         loss, gradient = fitted_values(build, "lapack")
