@@ -93,8 +93,7 @@ def error_figure(surfaces: Surfaces) -> Figure | None:
     names = [n for n in ("elbo", "ep_like", "ep") if n in surfaces.log_marginal]
     if "mcmc" not in surfaces.log_marginal or not names:
         return None
-    truth, trusted = surfaces.log_marginal["mcmc"], surfaces.trusted
-    errors = {n: surfaces.log_marginal[n] - truth for n in names}
+    errors = {n: surfaces.error(n) for n in names}
     largest = max(float(np.nanmax(np.abs(e))) for e in errors.values())
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
@@ -117,12 +116,11 @@ def error_figure(surfaces: Surfaces) -> Figure | None:
             )
             _decorate(axis)
             _cross_out(axis, surfaces)
-            mean = float(np.nanmean(np.abs(errors[name][trusted])))
-            axis.set_title(f"{METHODS[name]}: mean |error| {mean:.4f}")
+            axis.set_title(f"{METHODS[name]}: mean |error| {surfaces.mean_error(name):.4f}")
             axis.set_xlabel("log ℓ")
         axes[0, 0].set_ylabel("log σ")
         figure.colorbar(image, ax=axes, label="estimate − AIS, nats per datum")
-        found = surfaces.standard_error[trusted]
+        found = surfaces.standard_error[surfaces.trusted]
         figure.suptitle(
             f"{title_of(surfaces.plan.dataset)}: error against annealed importance sampling, whose\n"
             f"standard error is {np.nanmean(found):.4f} on average and {np.nanmax(found):.4f} at most; "

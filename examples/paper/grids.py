@@ -59,6 +59,19 @@ class Surfaces:
         density = self.log_density[INFERENCE[estimate]]
         return Optimum(axis[i], axis[j], float(values[i, j]), float(density[i, j]))
 
+    def error(self, estimate: str) -> np.ndarray | None:
+        """An estimate less MCMC's, per datum; None without MCMC."""
+        if "mcmc" not in self.log_marginal:
+            return None
+        return np.asarray(self.log_marginal[estimate] - self.log_marginal["mcmc"])
+
+    def mean_error(self, estimate: str) -> float:
+        """The mean |error| over the points at which MCMC is trusted; NaN if there is none."""
+        error = self.error(estimate)
+        if error is None or self.trusted is None or not self.trusted.any():
+            return float("nan")
+        return float(np.nanmean(np.abs(error[self.trusted])))
+
     @property
     def estimates(self) -> list[str]:
         """Those that are there, in the paper's order."""

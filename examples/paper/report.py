@@ -72,6 +72,8 @@ def write_report(output: Path) -> list[Path]:
         written.append(_write_csv(output / "table.csv", sections[0][1]))
     if surfaces:
         sections.append(("Optima of the surfaces", _optima(surfaces)))
+    if sampled := [s for s in surfaces if s.standard_error is not None]:
+        sections.append(("Errors against MCMC, nats per datum", _errors(sampled)))
     remarks = _remarks(surfaces, table_plans, store)
     if remarks:
         sections.append(("Remarks", (("data set", "remark"), remarks)))
@@ -140,6 +142,24 @@ def _optima(found: Sequence[Surfaces]) -> Tab:
         for s in found
         for name in s.estimates
         for best in (s.optimum(name),)
+    ]
+    return header, rows
+
+
+def _errors(found: Sequence[Surfaces]) -> Tab:
+    header = ("data set", "estimate", "mean absolute error", "MCMC's standard error", "points")
+    rows = [
+        (
+            s.plan.dataset,
+            METHODS[name],
+            f"{s.mean_error(name):.5f}",
+            f"{s.standard_error[s.trusted].mean():.5f}",
+            f"{int(s.trusted.sum())} of {s.trusted.size}",
+        )
+        for s in found
+        if s.standard_error is not None and s.trusted is not None and s.trusted.any()
+        for name in s.estimates
+        if name != "mcmc"
     ]
     return header, rows
 

@@ -69,6 +69,15 @@ def test_what_is_not_trusted_is_no_optimum_of_mcmc(surfaces: Surfaces) -> None:
     assert (best.log_lengthscale, best.log_sigma) == BEST["mcmc"]
 
 
+def test_errors_are_means_over_what_is_trusted(surfaces: Surfaces) -> None:
+    _, rows = report._errors([surfaces])
+    assert [row[1] for row in rows] == ["EP", "VI", "Ours"]
+    assert {row[4] for row in rows} == {"12 of 16"}
+    difference = surfaces.log_marginal["ep"] - surfaces.log_marginal["mcmc"]
+    expected = np.abs(difference[:, :3]).mean()  # the last column's chains disagree
+    np.testing.assert_allclose(float(rows[0][2]), expected, atol=1e-5)
+
+
 def test_an_optimum_on_the_border_is_remarked(surfaces: Surfaces, tmp_path: Path) -> None:
     remarks = [text for _, text in report._remarks([surfaces], [], ResultStore(tmp_path))]
     border = [text.partition(":")[0] for text in remarks if "border" in text]
