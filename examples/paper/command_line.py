@@ -229,6 +229,10 @@ def _complete(options: argparse.Namespace) -> None:
             )
     if hasattr(options, "folds"):
         options.folds = sorted(set(options.folds))
+    if hasattr(options, "datasets"):
+        options.datasets = list(dict.fromkeys(options.datasets))
+    if options.output.exists() and not options.output.is_dir():
+        raise SystemExit(f"--output must be a directory; {options.output} is not one.")
 
 
 def _command(given: Sequence[str]) -> str:
@@ -325,7 +329,7 @@ def _said(outcome: Outcome) -> str:
 
 
 def _runner(options: argparse.Namespace) -> Runner:
-    if options.scheduler:
+    if options.scheduler is not None:
         return DaskCluster(options.scheduler)
     return InProcess() if options.serial else Processes(options.workers or available_cores())
 
@@ -334,7 +338,7 @@ def _report(output: Path) -> None:
     if not any(load_plans(output, kind) for kind in (SurfacePlan, TablePlan)):
         raise SystemExit(
             f"Nothing to report: {output} has no results. Run surfaces, table or all with this "
-            "--output first."
+            "--output first; --quick has put its own in paper-results-quick."
         )
     from .report import write_report
 

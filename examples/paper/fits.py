@@ -17,6 +17,8 @@ STEEP = 0.1
 
 MAX_STARTS = 5
 
+LBFGS_STATUS = {0: "converged", 1: "max_iterations"}
+
 OBJECTIVES = {"vi": "elbo", "ours": "ep_like"}
 
 
@@ -69,7 +71,7 @@ def _by_lbfgs(
     return model, {
         "iterations": int(result.nit),
         "converged": bool(result.success),
-        "status": "converged" if result.success else "stopped",
+        "status": LBFGS_STATUS.get(int(result.status), "stopped"),
         "message": message if isinstance(message, str) else message.decode(),
     }
 

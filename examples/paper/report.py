@@ -34,7 +34,7 @@ What differs from the paper, and is not tuned away:
 - Folds are those of scikit-learn's `KFold(5, shuffle=True, random_state=42)`; the paper does not give its
   own. Inputs are standardised with the training rows' statistics. USPS is digits 3 and 5 of the resampled
   set, all 1540 images.
-- Standard deviations are over folds, divided by their number."""
+- Standard deviations are over folds, with their number as the divisor, not one less."""
 
 STYLE = """\
 body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem }

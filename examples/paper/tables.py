@@ -17,6 +17,9 @@ from .store import ResultStore
 
 SIGNIFICANCE = 0.05
 
+NUM_FOLDS = 5
+"""Of the paper's cross-validation."""
+
 WAY_TITLES = {
     "published": "the paper's numbers",
     "paper": "its training details",
@@ -87,7 +90,7 @@ def _line(plan: TablePlan, way: str, fits: Sequence[list[dict[str, Any]]]) -> Li
     limit = plan.paper_iterations if way == "paper" else plan.max_iterations
     words = {"max_iterations": f"at the limit of {limit}"}
     return Line(
-        plan.dataset if plan.max_data is None else f"{plan.dataset}, {plan.max_data} rows",
+        _title(plan),
         way,
         accuracy,
         density,
@@ -101,6 +104,16 @@ def _line(plan: TablePlan, way: str, fits: Sequence[list[dict[str, Any]]]) -> Li
     )
 
 
+def _title(plan: TablePlan) -> str:
+    """The data set, and what is there less than in the paper."""
+    parts = [plan.dataset]
+    if plan.max_data is not None:
+        parts.append(f"{plan.max_data} rows")
+    if len(plan.folds) < NUM_FOLDS:
+        parts.append(f"{len(plan.folds)} of {NUM_FOLDS} folds")
+    return ", ".join(parts)
+
+
 def _cells(
     fits: Sequence[list[dict[str, Any]]], quantity: str
 ) -> tuple[tuple[Cell, ...], float | None]:
@@ -108,6 +121,8 @@ def _cells(
     cells = [(float(v.mean()), float(v.std())) for v in values]
     if len(values) == 1:
         return (Cell(*cells[0]),), None
+    if len(values[0]) == 1:  # nothing to be tested
+        return tuple(Cell(*cell) for cell in cells), None
     p = paired_p_value(*values)
     significant = p < SIGNIFICANCE
     first, second = cells

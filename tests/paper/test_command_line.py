@@ -17,7 +17,7 @@ import pytest
 from examples.paper import command_line, surfaces
 from examples.paper.execution import THREAD_VARIABLES
 from examples.paper.fits import compute_fit
-from examples.paper.plans import SurfacePlan
+from examples.paper.plans import SurfacePlan, load_plans
 from examples.paper.store import ResultStore
 
 ROOT = Path(__file__).parents[2]
@@ -40,6 +40,7 @@ def test_help_reads_well(capsys: pytest.CaptureFixture[str]) -> None:
         (["surfaces", "--datasets", "mnist"], "invalid choice: 'mnist'"),
         (["surfaces", "--grid", "1"], "must be an integer of at least 2; found '1'"),
         (["table", "--workers", "many"], "must be an integer of at least 1; found 'many'"),
+        (["surfaces", "--seed", "-1"], "must be an integer of at least 0; found '-1'"),
         (["table", "--workers", "2", "--serial"], "not allowed with"),
     ],
 )
@@ -55,6 +56,39 @@ def test_bad_arguments_are_refused(
 def test_a_quick_run_has_its_own_sizes() -> None:
     with pytest.raises(SystemExit, match="--quick has its own --grid; leave one of the two out"):
         command_line.main(["surfaces", "--quick", "--grid", "7"])
+
+
+def test_the_output_must_be_a_directory(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(SystemExit, match="--output must be a directory"):
+        command_line.main(["table", "--output", str(file)])
+
+
+@pytest.mark.parametrize("address", ["", "localhost", "foo://x:1", "tcp://127.0.0.1:notaport"])
+def test_a_scheduler_that_is_none(address: str, tmp_path: Path) -> None:
+    pytest.importorskip("distributed")
+    with pytest.raises(SystemExit, match="--scheduler"):
+        command_line.main(["table", "--output", str(tmp_path), "--scheduler", address])
+
+
+def test_a_run_that_is_killed_can_be_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def kill(**_: Any) -> None:
+        (plan, runs), *_ = load_plans(tmp_path, SurfacePlan)  # it is known what was asked for
+        assert (plan.dataset, plan.num_grid, runs) == ("sonar", 4, [])
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise Killed
+
+    monkeypatch.setattr(surfaces, "compute_row", kill)
+    arguments = ["surfaces", "--datasets", "sonar", "sonar", "--grid", "4", "--methods", "vi"]
+    assert command_line.main([*arguments, "--serial", "--output", str(tmp_path)]) == 130
+    ((_, runs),) = load_plans(tmp_path, SurfacePlan)
+    assert [run["computed"] for run in runs] == [0]  # remembered, and once
 
 
 def test_failed_jobs_are_shown_and_make_the_exit_code(

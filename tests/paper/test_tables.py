@@ -22,7 +22,7 @@ NOISE = VI + np.array([0.02, -0.01, 0.01, -0.02, 0.01])
 def filled(directory: Path, plan: TablePlan, ours: np.ndarray) -> ResultStore:
     store = ResultStore(directory)
     for method, densities in (("collapsed-vi", VI), ("collapsed-ours", ours), ("ep", VI)):
-        for fold, density in zip(plan.folds, densities, strict=True):
+        for fold, density in zip(plan.folds, densities, strict=False):
             result = {
                 "accuracy": 0.8,
                 "test_log_density": float(density),
@@ -74,6 +74,14 @@ def test_limits_and_few_rows_are_told(tmp_path: Path) -> None:
     _, line = tables.lines(plan, store)
     assert line.endings == "2 converged, 8 at the limit of 7"
     assert line.dataset == "sonar, 40 rows"
+
+
+def test_one_fold_is_told_and_not_tested(tmp_path: Path) -> None:
+    plan = TablePlan("sonar", folds=(2,))
+    _, line, _ = tables.lines(plan, filled(tmp_path, plan, BETTER))
+    assert line.dataset == "sonar, 1 of 5 folds"
+    assert line.p_values is None
+    assert tables.as_rows([line])[0][6:8] == ("", "")
 
 
 def test_incomplete_folds_are_not_shown(tmp_path: Path) -> None:
