@@ -16,6 +16,8 @@ SAME_DENSITY = 0.001
 """Nats per test datum; a peer that is no worse than this below ours counts as equal."""
 VANISHED = -4.0
 """log σ below which a fit has explained nothing."""
+COIN = -0.69
+"""Test log density below which a fit predicts no better than a coin."""
 STARVED = 0.7
 """Processor time by wall time below which a fit has waited for others; one thread alone gives 1."""
 
@@ -169,7 +171,8 @@ def markdown(records: Sequence[Record]) -> str:
         f"dtrtri of size n, *× ours* of {CONTENDERS[OURS].label}. *Test log density* is the mean over "
         "the test part, from each library's own predicted probabilities.",
         _machine(records),
-        "![Seconds of the whole fit against n](fits.png)",
+        "![Seconds of the whole fit against n](fits.png)\n\nHollow: predicts no better than a coin; "
+        "triangles: stopped by the limit.",
     ]
     for dataset in datasets(records):
         rows = [r for r in records if r["dataset"] == dataset]
@@ -189,7 +192,7 @@ def markdown(records: Sequence[Record]) -> str:
 def plot(records: Sequence[Record], path: Path) -> None:
     """Seconds of the whole fit against n on logarithmic axes, one line each, and the floor.
 
-    A hollow triangle is a fit that the limit stopped.
+    A hollow triangle is a fit that the limit stopped, another hollow marker one no better than a coin.
     """
     import matplotlib
 
@@ -203,6 +206,9 @@ def plot(records: Sequence[Record], path: Path) -> None:
         style = {"marker": "o" if ours else "s", "linewidth": 2.5 if ours else 1.2}
         if points := _points(records, name, "seconds"):
             axes.plot(*zip(*points, strict=True), color=colours(i), label=contender.label, **style)
+        density = dict(_points(records, name, "log_density"))
+        if bad := [(n, t) for n, t in points if density.get(n, 0.0) < COIN]:
+            axes.plot(*zip(*bad, strict=True), style["marker"], color=colours(i), mfc="white")
         if stopped := _points(records, name, "at_least"):
             label = None if points else f"{contender.label} (stopped)"
             axes.plot(*zip(*stopped, strict=True), "^", mfc="none", color=colours(i), label=label)
