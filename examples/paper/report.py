@@ -43,6 +43,9 @@ img { max-width: 100%; height: auto } figure { margin: 1.5rem 0 } figcaption { c
 th, td { padding: .3rem .6rem; border-bottom: 1px solid #ddd; text-align: left; white-space: nowrap }
 th { border-bottom: 2px solid #888 }"""
 
+COIN = -0.69
+"""Log density below which a method has not learnt anything about two classes."""
+
 Tab = tuple[Sequence[str], list[tuple[str, ...]]]
 
 
@@ -216,6 +219,14 @@ def _remarks(
     for plan, _ in table_plans:
         names = tables.incomplete(plan, store)
         found += [(plan.dataset, f"{m}: some folds are missing, not shown") for m in names]
+        found += [
+            (
+                plan.dataset,
+                f"{tables.WAY_TITLES[line.way]}: no better than a coin where training ended",
+            )
+            for line in tables.lines(plan, store)
+            if max(cell.mean for cell in line.log_density) < COIN
+        ]
     return found
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from examples.paper import tables
+from examples.paper import report, tables
 from examples.paper.plans import TablePlan
 from examples.paper.store import ResultStore
 
@@ -96,3 +96,16 @@ def test_the_worse_of_the_two_is_never_bold(tmp_path: Path) -> None:
     plan = TablePlan("sonar")
     _, collapsed, _ = tables.lines(plan, filled(tmp_path, plan, 2.0 * VI - BETTER))
     assert [cell.is_better for cell in collapsed.log_density] == [True, False]
+
+
+def test_what_is_no_better_than_a_coin_is_remarked(tmp_path: Path) -> None:
+    plan = TablePlan("sonar")
+    store = filled(tmp_path, plan, BETTER)
+    assert report._remarks([], [(plan, [])], store) == []
+    for fold in plan.folds:
+        found = store.load(plan.fit("ep", fold))
+        assert found is not None
+        found["result"]["test_log_density"] = -0.693
+        store.save(plan.fit("ep", fold), found)
+    ((dataset, text),) = report._remarks([], [(plan, [])], store)
+    assert (dataset, text) == ("sonar", "EP, L-BFGS: no better than a coin where training ended")
