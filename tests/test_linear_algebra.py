@@ -258,7 +258,7 @@ def test_newton_systems_solve_their_equations(
         system = kind(Sigma, hessian, g2, is_coupled=is_coupled)
         found = np.ravel(system.solve(*r, tf.constant(damping, tf.float64)))
         assert np.linalg.norm(found - step) < inexact * np.linalg.norm(step)
-        *weights, error = system.transpose_solve(*r, *d, 1e-12)
+        weights, error = system.transpose_solve(tuple(r), tuple(d), 1e-12)
         np.testing.assert_allclose(np.ravel(weights), adjoint, rtol=1e-8, atol=1e-9)
         assert float(error) < 1e-10
 

@@ -110,7 +110,7 @@ def _weights(
     # δm = Σa, δv = −(Σ∘Σ)b, δλ₁ = a + mb, δλ₂ = b; ∂log Z/∂λ = (m, −½(m² + v))
     m, v = tf.transpose(at.q.mean), tf.transpose(at.q.variance)
     d_1, d_2 = d_1 + m, d_2 - 0.5 * (tf.square(m) + v)
-    wa, wb, error = system.transpose_solve(d_1, d_2 + m * d_1, d_m, d_v, tolerance=1e-10)
+    (wa, wb), error = system.transpose_solve((d_1, d_2 + m * d_1), (d_m, d_v), tolerance=1e-10)
     tf.cond(error > GRADIENT_ERROR, lambda: tf.print(NOT_EXACT, error), tf.no_op)
     return Residual(tf.transpose(wa), tf.transpose(wb))
 

@@ -28,6 +28,10 @@ STEP_TOLERANCE = 1e-4
 """Relative error of a step where the latents are coupled: exact enough for fast convergence."""
 
 
+Pair = tuple[tf.Tensor, tf.Tensor]
+"""``(a, b)``, or derivatives in means and variances, ``[L, N]`` each."""
+
+
 class Curvature(NamedTuple):
     """Second derivatives of ``E(m, v)`` per datum, ``[N, L, L]`` each, first index as named first."""
 
@@ -105,24 +109,17 @@ class HostNewtonSystem:
         (x,) = call_on_host(on_host, [*self.arguments, damping, r], [r.shape])
         return tuple(tf.unstack(x))
 
-    def transpose_solve(
-        self,
-        ra: tf.Tensor,
-        rb: tf.Tensor,
-        d_m: tf.Tensor,
-        d_v: tf.Tensor,
-        tolerance: float,
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """``J⁻ᵀ (ra + Σ d_m, rb − (Σ∘Σ) d_v)`` and its relative error."""
+    def transpose_solve(self, r: Pair, d: Pair, tolerance: float) -> tuple[Pair, tf.Tensor]:
+        """``J⁻ᵀ (r_a + Σ d_m, r_b − (Σ∘Σ) d_v)`` and its relative error."""
 
         def on_host(*arrays: Any) -> tuple[Any, Any]:
             Sigma, *hessian, g2, r, d_m, d_v = arrays
             system = HostSystem(Sigma, tuple(hessian), g2, 0.0, self.is_coupled)
             return system.transpose_solve(r, d_m, d_v, tolerance)
 
-        r = tf.stack([ra, rb])
-        x, error = call_on_host(on_host, [*self.arguments, r, d_m, d_v], [r.shape, []])
-        return x[0], x[1], error
+        stacked = tf.stack(r)
+        w, error = call_on_host(on_host, [*self.arguments, stacked, *d], [stacked.shape, []])
+        return (w[0], w[1]), error
 
 
 class NewtonSystem:
@@ -189,18 +186,10 @@ class NewtonSystem:
             return tuple(tf.unstack(gmres(apply, decoupled, r, STEP_TOLERANCE)))
         return tuple(tf.unstack(decoupled(r)))
 
-    def transpose_solve(
-        self,
-        ra: tf.Tensor,
-        rb: tf.Tensor,
-        d_m: tf.Tensor,
-        d_v: tf.Tensor,
-        tolerance: float,
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """``J⁻ᵀ (ra + Σ d_m, rb − (Σ∘Σ) d_v)`` by preconditioned GMRES, few iterations where the latents
+    def transpose_solve(self, r: Pair, d: Pair, tolerance: float) -> tuple[Pair, tf.Tensor]:
+        """``J⁻ᵀ (r_a + Σ d_m, r_b − (Σ∘Σ) d_v)`` by preconditioned GMRES, few iterations where the latents
         decouple, and its relative error."""
-        ra, rb = ra + matvec(self.Sigma, d_m), rb - matvec(self.Sigma2, d_v)
-        M, flag = self._matrix(tf.ones((), ra.dtype))
+        M, flag = self._matrix(tf.ones((), self.Sigma.dtype))
         lu, pivots = tf.linalg.lu(tf.linalg.matrix_transpose(M))
 
         def precondition(x: tf.Tensor) -> tf.Tensor:
@@ -216,9 +205,10 @@ class NewtonSystem:
             into_v = _per_datum(H.mv, wa, True) - 2.0 * _per_datum(H.vv, wb, True)
             return tf.stack([wa + matvec(self.Sigma, into_m), wb + matvec(self.Sigma2, into_v)])
 
-        r = tf.stack([ra, rb]) + flag
-        w = gmres(apply, precondition, r, tolerance, 200)
-        return w[0], w[1], tf.math.divide_no_nan(tf.norm(apply(w) - r), tf.norm(r))
+        (ra, rb), (d_m, d_v) = r, d
+        rhs = flag + tf.stack([ra + matvec(self.Sigma, d_m), rb - matvec(self.Sigma2, d_v)])
+        w = gmres(apply, precondition, rhs, tolerance, 200)
+        return (w[0], w[1]), tf.math.divide_no_nan(tf.norm(apply(w) - rhs), tf.norm(rhs))
 
 
 def newton_system(
