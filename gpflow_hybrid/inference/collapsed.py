@@ -11,7 +11,6 @@ derivative, by implicit differentiation. For the ELBO ``∂L_0/∂λ = 0`` and w
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
 
 import tensorflow as tf
 from gpflow.base import RegressionData
@@ -19,15 +18,18 @@ from gpflow.likelihoods import Likelihood
 
 from .. import objectives
 from ..likelihoods.expectations import expectation_gradients
-from ..likelihoods.ratios import log_expected_ratio
+from ..likelihoods.ratios import RatioGradients, log_expected_ratio
 from ..linalg import EvaluatedCovariance, Marginals, marginals, matvec
 from ..sites import SiteValues
+from . import collapsed_host, variational_host
+from .collapsed_host import GRADIENT_ERROR, NO_CAVITY, NOT_EXACT
 from .common import (
     Adjoint,
     Collapse,
     Method,
     Prior,
     Residual,
+    Solution,
     from_warm_start,
     no_weights,
     unpack,
@@ -37,19 +39,14 @@ from .newton import Curvature, HostNewtonSystem, NewtonSystem
 from .reports import quadrature_error
 from .variational import Evaluation, Problem, infer_newton, residual_of
 
-GRADIENT_ERROR = 1e-5
-"""Relative error of the solved system above which the gradient is not called exact."""
-
-NOT_EXACT = (
-    "gpflow_hybrid: the total gradient is not exact at these hyperparameters; relative error"
-)
-
 
 def collapse(alpha: float, likelihood: Likelihood, *tensors: tf.Tensor) -> Collapse:
     """Infer ``λ*`` from the given sites and solve for the total gradient of ``L_α``.
 
     :param tensors: as for :func:`~gpflow_hybrid.inference.variational.infer_newton`.
     """
+    if alpha in (0.0, 1.0) and variational_host.works_on_host(likelihood):
+        return collapsed_host.collapse(alpha, likelihood, *tensors)
     *parts, warm, tolerance, max_steps = unpack(likelihood, *tensors)
     problem = Problem(*parts)
     solution, at = from_warm_start(
@@ -68,25 +65,11 @@ def collapse(alpha: float, likelihood: Likelihood, *tensors: tf.Tensor) -> Colla
     # Where a cavity does not exist L_α does not either; the ELBO, its lower bound, stands in, so that
     # an optimiser can back away.
     exists = _cavities_exist(at.q, at.sites, alpha) & _all_finite(*weights)
-    message = (
-        "gpflow_hybrid: a cavity does not exist at these hyperparameters; the training loss falls "
-        "back to the ELBO, a lower bound of the objective."
-    )
-    tf.cond(exists | ~solution.has_started, tf.no_op, lambda: tf.print(message))
+    tf.cond(exists | ~solution.has_started, tf.no_op, lambda: tf.print(NO_CAVITY))
     adjoint = Adjoint(*(tf.where(exists, x, y) for x, y in zip(adjoint, bound, strict=True)))
     return Collapse(
         solution, weights, EvaluatedCovariance(at.known.posterior, system.Sigma), adjoint
     )
-
-
-class RatioGradients(NamedTuple):
-    """``ℓ = Σ (1/α) log E_q[(p/t)^α]`` and its derivatives, ``[N, L]``."""
-
-    value: tf.Tensor
-    m: tf.Tensor
-    v: tf.Tensor
-    lambda_1: tf.Tensor
-    lambda_2: tf.Tensor
 
 
 def _ratio_gradients(problem: Problem, at: Evaluation, alpha: float) -> RatioGradients:
@@ -185,12 +168,17 @@ def _likelihood_part(
     return tf.where(exists, value, tf.reduce_sum(E.value))
 
 
+def _solve(likelihood: Likelihood, *tensors: tf.Tensor) -> Solution:
+    on_host = variational_host.works_on_host(likelihood)
+    return (variational_host.infer_newton if on_host else infer_newton)(likelihood, *tensors)
+
+
 def variational_inference(alpha: float) -> Method:
     """CVI with the learning objective ``L_α`` as a method of inference and learning."""
     return Method(
         key=("variational", alpha),
         sites_key="variational",
-        solve=infer_newton,
+        solve=_solve,
         collapse=functools.partial(collapse, alpha),
         surrogate=functools.partial(surrogate, alpha),
         when_stalled=(

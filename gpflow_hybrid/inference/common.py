@@ -12,6 +12,7 @@ from gpflow.likelihoods import Likelihood
 
 from ..compilation import subgraph
 from ..linalg import Known, Marginals
+from ..namespaces import functions_of
 from ..sites import SiteValues
 
 # Status of a finished loop.
@@ -124,20 +125,22 @@ def no_weights(
     return Collapse(solution, zeros, known, adjoint)
 
 
-def relative_norm(q: Marginals, found: Residual, said: Residual) -> tf.Tensor:
+def relative_norm(q: Marginals, found: Residual, said: Residual) -> Any:
     """The largest residual in units of the posterior, relative to what the likelihood says.
 
     ``max(|b| v, |a| √v)`` over the same of ``said`` where that is less than one, so that data which
     barely move the prior are converged too.
     """
 
-    def size(x: Residual) -> tf.Tensor:
-        return tf.maximum(
-            tf.reduce_max(tf.abs(x.b) * q.variance),
-            tf.reduce_max(tf.abs(x.a) * tf.sqrt(q.variance)),
+    xp = functions_of(q.variance)
+
+    def size(x: Residual) -> Any:
+        return xp.maximum(
+            xp.max(xp.abs(x.b) * q.variance),
+            xp.max(xp.abs(x.a) * xp.sqrt(q.variance)),
         )
 
-    return size(found) / tf.maximum(tf.minimum(size(said), 1.0), 1e-30)
+    return size(found) / xp.maximum(xp.minimum(size(said), 1.0), 1e-30)
 
 
 def is_valid(q: Marginals) -> tf.Tensor:

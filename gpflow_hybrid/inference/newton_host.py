@@ -12,6 +12,7 @@ out, the error of a quadrature or the coupling of the latents, GMRES on the whol
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -65,6 +66,13 @@ class HostSystem:
         v = np.einsum("lii->li", Sigma)
         self.units = np.stack([np.sqrt(v), v])
 
+    def damped(self, damping: float) -> HostSystem:
+        """The same with another μ."""
+        other = copy.copy(self)
+        other.c = 1.0 + damping
+        vars(other).pop("_factors", None)
+        return other
+
     def solve(self, r: Array, tolerance: float) -> Array:
         """``(J + μI)⁻¹ r``, in units of the posterior: ``a √v`` and ``b v``.
 
@@ -78,7 +86,7 @@ class HostSystem:
         self, r: Array, d_m: Array, d_v: Array, tolerance: float
     ) -> tuple[Array, Array]:
         """``(J + μI)⁻ᵀ (r_a + Σ d_m, r_b − (Σ∘Σ) d_v)`` and the relative error of the solved system."""
-        r = r + np.stack([products(self.Sigma, d_m), -self._squared_products(d_v)])
+        r = r + np.stack([products(self.Sigma, d_m), -self.squared_products(d_v)])
         w = self._solve(r, tolerance, False, transpose=True)
         size = np.linalg.norm(r)
         error = np.linalg.norm(self._transpose_apply(w) - r) / size if size > 0.0 else 0.0
@@ -121,7 +129,7 @@ class HostSystem:
         mm = np.einsum("nll->ln", self.hessian[0])
         return float(np.max(np.abs(mm + self.g2) * self.units[1]))
 
-    def _squared_products(self, x: Array) -> Array:
+    def squared_products(self, x: Array) -> Array:
         """``(Σ∘Σ) x``."""
         return squared_products(self.Sigma, x) if self.Sigma2 is None else products(self.Sigma2, x)
 
@@ -130,7 +138,7 @@ class HostSystem:
     def _apply(self, x: Array) -> Array:
         a, b = x
         mm, mv, vm, vv = self.hessian
-        dm, dv = products(self.Sigma, a), -self._squared_products(b)
+        dm, dv = products(self.Sigma, a), -self.squared_products(b)
         into_a = self.c * a - self.g2 * dm - _per_datum(mm, dm) - _per_datum(mv, dv)
         into_b = self.c * b + 2.0 * (_per_datum(vm, dm) + _per_datum(vv, dv))
         return np.stack([into_a, into_b])
@@ -140,27 +148,27 @@ class HostSystem:
         mm, mv, vm, vv = self.hessian
         into_m = -_per_datum(mm, wa, True) - self.g2 * wa + 2.0 * _per_datum(vm, wb, True)
         into_v = _per_datum(mv, wa, True) - 2.0 * _per_datum(vv, wb, True)
-        return self.c * w + np.stack([products(self.Sigma, into_m), self._squared_products(into_v)])
+        return self.c * w + np.stack([products(self.Sigma, into_m), self.squared_products(into_v)])
 
     def _eliminated(self, r: Array, solve_reduced: Map, transpose: bool) -> Array:
         """``(a, b)`` from b, or ``(w_a, w_b)`` from w_b, of the reduced system."""
         ra, rb = r
         if transpose:
-            wb = solve_reduced(rb - self._squared_products(self.mv * ra) / self.c)
+            wb = solve_reduced(rb - self.squared_products(self.mv * ra) / self.c)
             return np.stack([(ra - 2.0 * products(self.Sigma, self.vm * wb)) / self.c, wb])
         b = solve_reduced(rb - 2.0 * self.vm * products(self.Sigma, ra) / self.c)
-        return np.stack([(ra - self.mv * self._squared_products(b)) / self.c, b])
+        return np.stack([(ra - self.mv * self.squared_products(b)) / self.c, b])
 
     def _reduced(self, b: Array) -> Array:
         """``M b``."""
-        squared = self._squared_products(b)
+        squared = self.squared_products(b)
         through_a = self.vm * products(self.Sigma, self.mv * squared) / self.c
         return self.c * b - 2.0 * (self.vv * squared + through_a)
 
     def _transpose_reduced(self, w: Array) -> Array:
         """``Mᵀ w``."""
         through_a = self.mv * products(self.Sigma, self.vm * w) / self.c
-        return self.c * w - 2.0 * self._squared_products(self.vv * w + through_a)
+        return self.c * w - 2.0 * self.squared_products(self.vv * w + through_a)
 
     def _solve_reduced(self, rhs: Array, units: Array, tolerance: float, transpose: bool) -> Array:
         if self.size > SMALL:

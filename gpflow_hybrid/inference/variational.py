@@ -32,6 +32,7 @@ from ..linalg import (
     evaluate,
     offset_sites,
 )
+from ..namespaces import functions_of
 from ..sites import SiteValues
 from .common import (
     CONVERGED,
@@ -150,21 +151,8 @@ class Problem:
         log_t = expected_log_site(q.mean, q.variance, *sites)
         elbo = q.log_normaliser + (tf.reduce_sum(E.value) - tf.reduce_sum(log_t))
         finite = tf.reduce_all(tf.math.is_finite(E.mean) & tf.math.is_finite(E.variance))
-        terms = (
-            tf.abs(q.log_normaliser)
-            + tf.reduce_sum(tf.abs(E.value))
-            + tf.reduce_sum(tf.abs(sites.lambda_1 * q.mean))
-            + tf.reduce_sum(tf.abs(log_t))
-        )
-        # A wide prior: m = μ₀ + Kβ with β = λ₁ − λ₂m is a difference of much larger numbers.
-        beta = sites.lambda_1 - sites.lambda_2 * q.mean
-        cancelled = (
-            tf.reduce_sum(tf.abs(r))
-            * tf.reduce_sum(tf.abs(beta))
-            * tf.reduce_max(tf.linalg.diag_part(K))  # the largest element
-        )
         eps = np.finfo(K.dtype.as_numpy_dtype).eps
-        noise = eps * (100.0 * terms + 4.0 * cancelled)
+        noise = eps * rounded(q, sites, r, E.value, log_t, tf.reduce_max(tf.linalg.diag_part(K)))
         return Evaluation(sites, q, known, E, tf.where(ok & finite, elbo, nan), noise)
 
     def newton_system(self, at: Evaluation, *, rough: bool) -> NewtonSystem | HostNewtonSystem:
@@ -203,7 +191,7 @@ class Problem:
             new = self.evaluate(natural_gradient_step(at.q, at.sites, at.E, lr))
             new_res = self.measure(new)
             better = improves(new.elbo - best[1], new.noise, new_res < best[2])
-            better = better & is_known(new, best[1], at.noise)
+            better = better & is_known(new.noise, best[1], at.noise)
             best = tf.nest.map_structure(
                 lambda x, y: tf.where(better, x, y), (new.sites, new.elbo, new_res), best
             )
@@ -249,14 +237,10 @@ class Problem:
                 return SiteValues(a + m * b, b)
 
             def inadmissible(mu: tf.Tensor, delta: SiteValues) -> tf.Tensor:
-                b = delta.lambda_2
-                shrinks = (lam > 0.0) & (target > 0.0) & (lam + b < (1.0 - SHRINK_LIMIT) * lam)
-                bad = shrinks | (b * v < -SHRINK_LIMIT) | ~tf.math.is_finite(b)
-                bad = bad | ~tf.math.is_finite(delta.lambda_1)
-                return tf.reduce_any(bad) & (mu < MAX_DAMPING)
+                return tf.reduce_any(goes_too_far(delta, lam, target, v)) & (mu < MAX_DAMPING)
 
             def raise_damping(mu: tf.Tensor, _: SiteValues) -> Any:
-                mu = _raised(mu)
+                mu = raised(mu)
                 return mu, step(mu)
 
             mu, delta = tf.while_loop(inadmissible, raise_damping, (mu, step(mu)))
@@ -296,9 +280,9 @@ class Problem:
             new = self.evaluate(proposal)
             new_res = self.measure(new)
             accept = improves(new.elbo - at.elbo, at.noise, new_res < res)
-            accept = accept & is_known(new, at.elbo, at.noise)
+            accept = accept & is_known(new.noise, at.elbo, at.noise)
             lowered = tf.where(mu > 0.04, mu / 4.0, zero)
-            mu = tf.where(accept, tf.where(failures > 0, mu, lowered), _raised(mu))
+            mu = tf.where(accept, tf.where(failures > 0, mu, lowered), raised(mu))
             return (
                 tf.cond(accept, lambda: new, lambda: at),
                 tf.where(accept, new_res, res),
@@ -324,21 +308,55 @@ class Problem:
         return Solution(at_end.sites, status, steps, evaluations, at_end.elbo, res), at_end
 
 
-def improves(gain: tf.Tensor, noise: tf.Tensor, closer: tf.Tensor) -> tf.Tensor:
+def rounded(
+    q: Marginals, sites: SiteValues, r: Any, expected: Any, log_t: Any, largest: Any
+) -> Any:
+    """What the ELBO is a difference of, in rounding errors.
+
+    :param largest: element of K.
+    """
+    xp = functions_of(largest)
+    terms = (
+        xp.abs(q.log_normaliser)
+        + xp.sum(xp.abs(expected))
+        + xp.sum(xp.abs(sites.lambda_1 * q.mean))
+        + xp.sum(xp.abs(log_t))
+    )
+    # A wide prior: m = μ₀ + Kβ with β = λ₁ − λ₂m is a difference of much larger numbers.
+    beta = sites.lambda_1 - sites.lambda_2 * q.mean
+    cancelled = xp.sum(xp.abs(r)) * xp.sum(xp.abs(beta)) * largest
+    return 100.0 * terms + 4.0 * cancelled
+
+
+def goes_too_far(step: SiteValues, lam: Any, target: Any, v: Any) -> Any:
+    """Where a step would take away more of a marginal's precision, or of a positive site, than it may.
+
+    :param lam: the present λ₂, ``[N, L]``.
+    :param target: where a natural-gradient step leads it.
+    """
+    b = step.lambda_2
+    shrinks = (lam > 0.0) & (target > 0.0) & (lam + b < (1.0 - SHRINK_LIMIT) * lam)
+    is_finite = functions_of(b).isfinite
+    return shrinks | (b * v < -SHRINK_LIMIT) | ~is_finite(b) | ~is_finite(step.lambda_1)
+
+
+def improves(gain: Any, noise: Any, closer: Any) -> Any:
     """Whether the ELBO has risen; below its rounding error the residual decides."""
     return (gain > noise) | ((gain >= -noise) & closer)
 
 
-def is_known(new: Evaluation, elbo: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
+def is_known(new_noise: Any, elbo: Any, noise: Any) -> Any:
     """Whether the new ELBO is a number at all, and not what rounding left of one.
 
     Sites of enormous precision make ``I + KΛ`` singular to working precision.
     """
-    return new.noise <= tf.maximum(tf.maximum(noise, 1.0), 1e-3 * tf.abs(elbo))
+    xp = functions_of(elbo)
+    return new_noise <= xp.maximum(xp.maximum(noise, 1.0), 1e-3 * xp.abs(elbo))
 
 
-def _raised(mu: tf.Tensor) -> tf.Tensor:
-    return tf.maximum(4.0 * mu, 0.1)
+def raised(mu: Any) -> Any:
+    """The next larger damping."""
+    return functions_of(mu).maximum(4.0 * mu, 0.1)
 
 
 def infer_newton(likelihood: Likelihood, *tensors: tf.Tensor) -> Solution:

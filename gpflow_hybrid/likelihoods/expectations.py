@@ -76,4 +76,4 @@ def expected_log_site(
     Fmu: tf.Tensor, Fvar: tf.Tensor, lambda_1: tf.Tensor, lambda_2: tf.Tensor
 ) -> tf.Tensor:
     """``E_q[log t] = λ₁m − ½λ₂(m² + v)``, ``[N, L]``."""
-    return lambda_1 * Fmu - 0.5 * lambda_2 * (tf.square(Fmu) + Fvar)
+    return lambda_1 * Fmu - 0.5 * lambda_2 * (Fmu * Fmu + Fvar)

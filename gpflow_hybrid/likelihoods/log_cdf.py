@@ -12,6 +12,8 @@ from gpflow.base import AnyNDArray
 from numpy.polynomial import chebyshev
 from scipy.special import erfcx
 
+from ..namespaces import functions_of, is_array
+
 FOLD = 3.5
 """``t = (x − FOLD)/(x + FOLD)`` maps ``[0, ∞)`` to ``[−1, 1)`` for polynomial approximation."""
 
@@ -75,12 +77,31 @@ def _excess_blocks(orders: tuple[int, ...]) -> AnyNDArray:
     return np.stack(rows).reshape(len(orders), -1, BLOCK).transpose(1, 0, 2)
 
 
-def excesses(orders: tuple[int, ...], x: tf.Tensor) -> list[tf.Tensor]:
-    """``δ⁽ᵏ⁾(x)`` for x ≥ 0 and each of the orders k = 0, …, 3.
+def excesses(orders: tuple[int, ...], x: Any) -> list[Any]:
+    """``δ⁽ᵏ⁾(x)`` for x ≥ 0, a tensor or an array, and each of the orders k = 0, …, 3."""
+    return (_excesses_of_array if is_array(x) else _excesses_of_tensor)(orders, x)
 
-    A polynomial ``Σⱼ tᴮʲ pⱼ(t)`` with all the short ``pⱼ`` by one product of matrices: few operations on
-    large arrays, where Horner's rule would be many.
-    """
+
+def _excesses_of_array(orders: tuple[int, ...], x: AnyNDArray) -> list[AnyNDArray]:
+    """By Horner's rule, in place."""
+    r = 1 / (x + FOLD)
+    t = 1 - 2 * FOLD * r
+    found = []
+    for k in orders:
+        first, *others = _excess_coefficients(k)
+        value = np.full_like(t, first)
+        for coefficient in others:
+            value *= t
+            value += coefficient
+        for _ in range(k + 1):
+            value *= r
+        found.append(value)
+    return found
+
+
+def _excesses_of_tensor(orders: tuple[int, ...], x: tf.Tensor) -> list[tf.Tensor]:
+    """A polynomial ``Σⱼ tᴮʲ pⱼ(t)`` with all the short ``pⱼ`` by one product of matrices: few operations on
+    large arrays, where Horner's rule would be many."""
     r = 1 / (tf.reshape(x, [-1]) + FOLD)
     t = 1 - 2 * FOLD * r
     powers = [tf.ones_like(t), t]
@@ -101,28 +122,29 @@ def excesses(orders: tuple[int, ...], x: tf.Tensor) -> list[tf.Tensor]:
     return found
 
 
-def _excess(order: int, x: tf.Tensor) -> tf.Tensor:
+def _excess(order: int, x: Any) -> Any:
     """``δ⁽ᵏ⁾(x)`` for x ≥ 0 and k = 0, …, 3."""
     (found,) = excesses((order,), x)
     return found
 
 
-def negative_low(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+def negative_low(x: Any) -> tuple[Any, Any, Any]:
     """``g₀``, ``g₁`` and ``g₂`` at ``−x`` for x ≥ 0."""
     d = _excess(0, x)
     h = x + d  # φ(x)/Φ(−x)
-    return -0.5 * x * x - tf.math.log(SQRT_2PI * h), h, -h * d
+    return -0.5 * x * x - functions_of(x).log(SQRT_2PI * h), h, -h * d
 
 
-def positive_low(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+def positive_low(x: Any) -> tuple[Any, Any, Any]:
     """``g₀``, ``g₁`` and ``g₂`` at x ≥ 0."""
-    density = tf.exp(-0.5 * x * x) / SQRT_2PI
+    xp = functions_of(x)
+    density = xp.exp(-0.5 * x * x) / SQRT_2PI
     tail = density / (x + _excess(0, x))  # Φ(−x)
     h = density / (1 - tail)
-    return tf.math.log1p(-tail), h, -h * (x + h)
+    return xp.log1p(-tail), h, -h * (x + h)
 
 
-def positive_high(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+def positive_high(x: Any) -> tuple[Any, Any, Any]:
     """``g₂``, ``g₃`` and ``g₄`` at x ≥ 0."""
     _, h, g2 = positive_low(x)
     d = x + h
@@ -131,32 +153,33 @@ def positive_high(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     return g2, h * e, -h * d * e + h * ((1 - h * d) * (d + h) + d * (1 - 2 * h * d))
 
 
-def log_cdf_negative(order: int, x: tf.Tensor) -> tf.Tensor:
+def log_cdf_negative(order: int, x: Any) -> Any:
     """``gₖ(−x)`` for x ≥ 0 and k = 0, …, 4."""
     if order < 3:
         return negative_low(x)[order]
     return _excess(2, x) if order == 3 else -_excess(3, x)
 
 
-def log_cdf_positive(order: int, x: tf.Tensor) -> tf.Tensor:
+def log_cdf_positive(order: int, x: Any) -> Any:
     """``gₖ(x)`` for x ≥ 0 and k = 0, …, 4."""
     return positive_low(x)[order] if order < 3 else positive_high(x)[order - 2]
 
 
-def log_cdf(f: tf.Tensor, order: int = 0) -> tf.Tensor:
+def log_cdf(f: Any, order: int = 0) -> Any:
     """``gₖ(f) = dᵏ log Φ(f)/dfᵏ``, elementwise, whose gradient is ``gₖ₊₁``.
 
     Relative error below 1e-12 on both tails. From k = 4 on, automatic differentiation goes through
     the approximation.
     """
 
-    def value(f: tf.Tensor) -> tf.Tensor:
+    def value(f: Any) -> Any:
         # Both sides are finite wherever f is: the one not selected leaves no NaN in a gradient.
-        x = tf.abs(f)
-        return tf.where(f < 0, log_cdf_negative(order, x), log_cdf_positive(order, x))
+        xp = functions_of(f)
+        x = xp.abs(f)
+        return xp.where(f < 0, log_cdf_negative(order, x), log_cdf_positive(order, x))
 
     @tf.custom_gradient
-    def differentiable(f: tf.Tensor) -> Any:
+    def differentiable(f: Any) -> Any:
         return value(f), lambda upstream: upstream * log_cdf(f, order + 1)
 
-    return differentiable(f) if order < 4 else value(f)
+    return value(f) if order == 4 or is_array(f) else differentiable(f)

@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from gpflow.base import TensorType
+from gpflow.base import AnyNDArray, TensorType
 
 from ..compilation import subgraph
+from ..namespaces import functions_of, is_array
 from .log_cdf import (
     SQRT_2PI,
     excesses,
@@ -51,113 +52,127 @@ VARIANCE_FLOOR = 1e-16
 """Added to v where nodes are placed: v = 0 then gives the pointwise value instead of 0/0."""
 
 
-def _legendre(rule: Rule, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
+CHUNK = 128
+"""Marginals of an array that are integrated at a time: their nodes stay in a core's cache."""
+
+
+@functools.cache
+def _legendre_rule(num_nodes: int) -> tuple[AnyNDArray, AnyNDArray]:
+    x, w = np.polynomial.legendre.leggauss(num_nodes)
+    return (1 + x[:, None]) / 2, w[:, None] / 2
+
+
+def _legendre(rule: Rule, like: Any) -> tuple[Any, Any]:
     """Gauss–Legendre nodes and weights on [0, 1], ``[n, 1]`` each."""
-    x, w = np.polynomial.legendre.leggauss(rule.num_nodes)
-    return tf.constant((1 + x[:, None]) / 2, dtype), tf.constant(w[:, None] / 2, dtype)
+    x, w = (functions_of(like).asarray(a, like.dtype) for a in _legendre_rule(rule.num_nodes))
+    return x, w
 
 
-def _extent(edge: tf.Tensor, reach: float) -> tf.Tensor:
+def _extent(edge: Any, reach: float) -> Any:
     """How far below ``edge`` a standard Gaussian is worth integrating.
 
     To −reach from an edge above the mean; from an edge below it, to where the density has fallen
     by ``exp(−½ reach²)`` from its value at the edge.
     """
-    below = tf.minimum(edge, 0)
+    xp = functions_of(edge)
+    below = xp.minimum(edge, 0)
     # √(e² + R²) − |e| without the cancellation
-    return tf.maximum(edge, 0) + reach**2 / (tf.sqrt(below * below + reach**2) - below)
+    return xp.maximum(edge, 0) + reach**2 / (xp.sqrt(below * below + reach**2) - below)
 
 
-def _side(
-    m: tf.Tensor, v: tf.Tensor, damping: TensorType, rule: Rule
-) -> tuple[tf.Tensor, tf.Tensor]:
+def _side(m: Any, v: Any, damping: Any, rule: Rule) -> tuple[Any, Any]:
     """Nodes z and weights dz for the half-line ``m + √v z < 0``, two panels, ``[2n, B]``.
 
     The window is that of ``N(f; m, v) exp(−½ damping f²)``. The eighth of it next to ``f = 0`` has
     its nodes in ``log(1 + |f|)``, because log Φ and Φᵅ bend there on the scale 1, whatever v is.
     """
-    x, w = _legendre(rule, m.dtype)
-    s = tf.sqrt(v)
+    xp = functions_of(m)
+    x, w = _legendre(rule, m)
+    s = xp.sqrt(v)
     q2 = 1 + damping * v
-    q = tf.sqrt(q2)
+    q = xp.sqrt(q2)
     # t = q (z − centre) is standard normal under the damped Gaussian, and f = 0 at t₀
     t0 = -m / (s * q)
-    edge = tf.minimum(t0, rule.reach)
+    edge = xp.minimum(t0, rule.reach)
     width = _extent(edge, rule.reach)
     scale = s / q  # df/dt
     offset = 1 + (t0 - edge) * scale  # 1 + |f| at the edge
-    span = tf.math.log1p(scale * width / (8 * offset))
-    near = offset / scale * tf.math.expm1(span * x)
+    span = xp.log1p(scale * width / (8 * offset))
+    near = offset / scale * xp.expm1(span * x)
     near_w = span * w * (near + offset / scale)
     far = width * (1 / 8 + 7 / 8 * x)
     far_w = width * (7 / 8 * w)
-    z = -damping * m * s / q2 + (edge - tf.concat([near, far], 0)) / q
-    return tf.stop_gradient(z), tf.stop_gradient(tf.concat([near_w, far_w], 0) / q)
+    z = -damping * m * s / q2 + (edge - xp.concatenate([near, far], 0)) / q
+    return xp.stop_gradient(z), xp.stop_gradient(xp.concatenate([near_w, far_w], 0) / q)
 
 
-def _damped_side(m: tf.Tensor, v: tf.Tensor, rule: Rule) -> tuple[tf.Tensor, tf.Tensor]:
+def _damped_side(m: Any, v: Any, rule: Rule) -> tuple[Any, Any]:
     """Nodes z and weights dz for ``m + √v z > 0`` and an integrand like ``exp(−½f²)``, ``[n, B]``.
 
     One panel is enough: the window of ``N(f; m, v) exp(−½f²)`` is never wider than the bend.
     """
-    x, w = _legendre(rule, m.dtype)
-    s = tf.sqrt(v)
-    q = tf.sqrt(1 + v)
-    edge = tf.maximum(-m / (s * q), -rule.reach)
+    xp = functions_of(m)
+    x, w = _legendre(rule, m)
+    s = xp.sqrt(v)
+    q = xp.sqrt(1 + v)
+    edge = xp.maximum(-m / (s * q), -rule.reach)
     width = _extent(-edge, rule.reach)
     z = -m * s / (1 + v) + (edge + width * x) / q
-    return tf.stop_gradient(z), tf.stop_gradient(width * w / q)
+    return xp.stop_gradient(z), xp.stop_gradient(width * w / q)
 
 
-def _gaussian(z: tf.Tensor) -> tf.Tensor:
-    return tf.exp(-0.5 * z * z) / SQRT_2PI
+def _gaussian(z: Any) -> Any:
+    return functions_of(z).exp(-0.5 * z * z) / SQRT_2PI
 
 
 class _Nodes(NamedTuple):
     """Nodes z on either side of ``f = 0``, ``|f|`` there, and weights under N(z; 0, 1), ``[n, B]``."""
 
-    z_neg: tf.Tensor
-    x_neg: tf.Tensor
-    w_neg: tf.Tensor
-    z_pos: tf.Tensor
-    x_pos: tf.Tensor
-    w_pos: tf.Tensor
+    z_neg: Any
+    x_neg: Any
+    w_neg: Any
+    z_pos: Any
+    x_pos: Any
+    w_pos: Any
 
-    def integrate(self, negative: tf.Tensor, positive: tf.Tensor) -> tf.Tensor:
+    def integrate(self, negative: Any, positive: Any) -> Any:
         """The integral of a function of f from its values on either side, ``[B]``."""
-        return tf.reduce_sum(self.w_neg * negative, 0) + tf.reduce_sum(self.w_pos * positive, 0)
+        xp = functions_of(self.w_neg)
+        return xp.sum(self.w_neg * negative, 0) + xp.sum(self.w_pos * positive, 0)
 
 
-def _nodes(m: tf.Tensor, v: tf.Tensor, rule: Rule) -> _Nodes:
-    s = tf.sqrt(v)
+def _nodes(m: Any, v: Any, rule: Rule) -> _Nodes:
+    xp = functions_of(m)
+    s = xp.sqrt(v)
     z_neg, w_neg = _side(m, v, 0.0, rule)
     z_pos, w_pos = _damped_side(m, v, rule)
     return _Nodes(
         z_neg,
-        tf.maximum(-(m + s * z_neg), 0),
+        xp.maximum(-(m + s * z_neg), 0),
         w_neg * _gaussian(z_neg),
         z_pos,
-        tf.maximum(m + s * z_pos, 0),
+        xp.maximum(m + s * z_pos, 0),
         w_pos * _gaussian(z_pos),
     )
 
 
-def _low_quadrature(m: tf.Tensor, v: tf.Tensor) -> tuple[tf.Tensor, ...]:
+def _low_quadrature(m: Any, v: Any) -> tuple[Any, ...]:
     """``E[g₀]``, ``E[g₁]`` and ``E[g₂]`` under ``f ~ N(m, v)``, for m and v of shape ``[B]``."""
     at = _nodes(m, v + VARIANCE_FLOOR, COARSE)
     sides = zip(negative_low(at.x_neg), positive_low(at.x_pos), strict=True)
     return tuple(at.integrate(*pair) for pair in sides)
 
 
-def _high_quadrature(m: tf.Tensor, v: tf.Tensor, rule: Rule = FINE) -> tuple[tf.Tensor, tf.Tensor]:
+def _high_quadrature(m: Any, v: Any, rule: Rule = FINE) -> tuple[Any, Any]:
     """``E[g₃]`` and ``E[g₄]`` under ``f ~ N(m, v)``.
 
     At large v, g₄ integrates to almost nothing over its own support. There Stein's identity is
     used, ``v E[g₄] = E[(g₂ + 1)(z² − 1)]``, with ``g₂ + 1 = −δ'`` on the negative side and
     ``∫_{z₀}^∞ (z² − 1) N(z) dz = z₀ N(z₀)`` for the 1 on the positive one.
     """
+    xp = functions_of(m)
     spread = v + VARIANCE_FLOOR
-    s = tf.sqrt(spread)
+    s = xp.sqrt(spread)
     at = _nodes(m, spread, rule)
     g2, g3, g4 = positive_high(at.x_pos)
     d1, d2, d3 = excesses((1, 2, 3), at.x_neg)
@@ -166,11 +181,11 @@ def _high_quadrature(m: tf.Tensor, v: tf.Tensor, rule: Rule = FINE) -> tuple[tf.
     stein = z0 * _gaussian(z0) + at.integrate(
         -d1 * (at.z_neg * at.z_neg - 1), g2 * (at.z_pos * at.z_pos - 1)
     )
-    fourth = tf.where((s > 3) & (z0 < 5), stein / spread, direct)
+    fourth = xp.where((s > 3) & (z0 < 5), stein / spread, direct)
     return at.integrate(d2, g3), fourth
 
 
-def _rough_high_quadrature(m: tf.Tensor, v: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _rough_high_quadrature(m: Any, v: Any) -> tuple[Any, Any]:
     return _high_quadrature(m, v, ROUGH)
 
 
@@ -181,18 +196,35 @@ def _compiled(quadrature: Callable[..., Any], dtype: tf.DType) -> Any:
     return subgraph(quadrature, input_signature=[spec, spec])
 
 
-def high_moments(m: tf.Tensor, v: tf.Tensor, rough: bool = False) -> tuple[tf.Tensor, tf.Tensor]:
+def _of_array(quadrature: Callable[..., Any], m: AnyNDArray, v: AnyNDArray) -> list[AnyNDArray]:
+    """A quadrature on the host, some marginals at a time."""
+    starts = range(0, max(len(m), 1), CHUNK)
+    parts = [quadrature(m[i : i + CHUNK], v[i : i + CHUNK]) for i in starts]
+    return [np.concatenate(found) for found in zip(*parts, strict=True)]
+
+
+def high_moments(m: Any, v: Any, rough: bool = False) -> tuple[Any, Any]:
     """``E[g₃]`` and ``E[g₄]``. Automatic differentiation goes through the quadrature, nodes held fixed.
 
+    :param m: ``[B]``, a tensor or an array, as v.
     :param rough: to three digits.
     """
-    E3, E4 = _compiled(_rough_high_quadrature if rough else _high_quadrature, m.dtype)(m, v)
+    quadrature = _rough_high_quadrature if rough else _high_quadrature
+    if is_array(m):
+        E3, E4 = _of_array(quadrature, m, v)
+    else:
+        E3, E4 = _compiled(quadrature, m.dtype)(m, v)
     return E3, E4
 
 
+def low_moments(m: Any, v: Any) -> tuple[Any, Any, Any]:
+    """``E[g₀]``, ``E[g₁]``, ``E[g₂]``; of tensors once differentiable, ``∂E[gₖ] = E[gₖ₊₁], ½ E[gₖ₊₂]``."""
+    E0, E1, E2 = _of_array(_low_quadrature, m, v) if is_array(m) else _low_moments(m, v)
+    return E0, E1, E2
+
+
 @tf.custom_gradient
-def low_moments(m: tf.Tensor, v: tf.Tensor) -> Any:
-    """``E[g₀]``, ``E[g₁]`` and ``E[g₂]``, differentiable once: ``∂E[gₖ] = (E[gₖ₊₁], ½ E[gₖ₊₂])``."""
+def _low_moments(m: tf.Tensor, v: tf.Tensor) -> Any:
     # The inputs carry no gradient: a tape would differentiate the quadrature for nothing.
     E0, E1, E2 = _compiled(_low_quadrature, m.dtype)(tf.stop_gradient(m), tf.stop_gradient(v))
 

@@ -33,6 +33,7 @@ from gpflow.likelihoods import (
 from gpflow.likelihoods.utils import inv_probit
 from gpflow.quadrature import hermgauss
 
+from ..namespaces import functions_of
 from .expectations import expected_log_site, variational_expectations
 from .nodes import (
     NUM_NODES,
@@ -118,6 +119,46 @@ def log_expected_ratio(
     # A cavity that does not exist is NaN; say so also where the nodes did not depend on it.
     value = value + 0.0 * tf.reduce_sum(cav.variance, -1)
     return value if alpha == 1.0 else value + (1.0 - alpha) * (expected - mean)
+
+
+class RatioGradients(NamedTuple):
+    """``ℓ = Σ (1/α) log E_q[(p/t)^α]`` and its derivatives, ``[N, L]``."""
+
+    value: Any
+    m: Any
+    v: Any
+    lambda_1: Any
+    lambda_2: Any
+
+
+def closed_ratio_gradients(
+    likelihood: Likelihood, X: Any, Fmu: Any, Fvar: Any, Y: Any, lambda_1: Any, lambda_2: Any
+) -> RatioGradients:
+    """``ℓ_1`` for a likelihood with ``log_expected_derivatives``, on tensors or arrays.
+
+    By the chain rule through the cavity ``V = v/κ``, ``M = m − sV`` with ``κ = 1 − λ₂v``, ``s = λ₁ − λ₂m``:
+    ``∂M = ∂m/κ − s∂v/κ² − V∂λ₁ + MV∂λ₂`` and ``∂V = ∂v/κ² + V²∂λ₂``.
+    """
+    xp = functions_of(Fmu)
+    slope = lambda_1 - lambda_2 * Fmu
+    kept = 1.0 - lambda_2 * Fvar
+    V = Fvar / kept
+    shift = slope * V
+    M = Fmu - shift
+    value, d_M, d_V = likelihood.log_expected_derivatives(X, M, V, Y)
+    # The cavity's scale, log E_q[1/t], and its derivatives.
+    scale = (
+        -(lambda_1 - 0.5 * lambda_2 * Fmu) * Fmu
+        - 0.5 * xp.log1p(-lambda_2 * Fvar)
+        + 0.5 * slope * shift
+    )
+    return RatioGradients(
+        xp.sum(value) + xp.sum(scale),
+        (d_M - slope) / kept,
+        (d_V - d_M * slope + 0.5 * slope * slope) / (kept * kept) + 0.5 * lambda_2 / kept,
+        -d_M * V - M,
+        d_M * M * V + d_V * V * V + 0.5 * M * M + 0.5 * V,
+    )
 
 
 def log_expected_power(

@@ -37,6 +37,11 @@ WEAK_COVARIANCE = 1e-8
 CHUNK = 256
 """Columns that are worked on at a time where many need a triangular product."""
 
+RANK = 512
+"""Rows that a symmetric product takes at a time: fewer slow it down, more need fresh memory."""
+
+_BELOW = np.tri(BLOCK, dtype=bool)
+
 
 class Posterior(NamedTuple):
     """``d = Σr``, ``v = diag Σ``, ``log Z``, and ``L⁻¹``, from which Σ follows."""
@@ -84,13 +89,17 @@ def covariance(K: Array, lambda_2: Array, chol_inverse: Array, variance: Array) 
     is_weak = lambda_2 * variance < WEAK_COVARIANCE
     inverse_scale = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale > 0.0)
     Sigma = empty_matrix(n, K.dtype)
-    if not is_weak.all():  # −S⁻¹ B⁻¹ S⁻¹ with B⁻¹ = L⁻ᵀ L⁻¹, below the diagonal
-        np.copyto(Sigma, chol_inverse)
+    if not is_weak.all():  # −S⁻¹ B⁻¹ S⁻¹ = −MᵀM with M = L⁻¹ S⁻¹, below the diagonal
+        for rows in row_blocks(n):
+            np.multiply(
+                chol_inverse[rows, : rows.stop],
+                inverse_scale[: rows.stop],
+                out=Sigma[rows, : rows.stop],
+            )
         _lapack("lauum", Sigma)(Sigma.T, lower=0, overwrite_c=1)
         for rows in row_blocks(n):
             part = Sigma[rows, : rows.stop]
-            part *= -inverse_scale[rows, None]
-            part *= inverse_scale[: rows.stop]
+            np.negative(part, out=part)
         mirror(Sigma)
     for weak in _chunks(is_weak):
         columns = _covariance_rows(K, scale, chol_inverse, weak)
@@ -118,15 +127,14 @@ def kernel_adjoint(
     K_bar = _signed_product(Sigma, lambda_2, v_bar)
     A_r: Array = r - lambda_2 * shift
     left: Array = d_bar - lambda_2 * symmetric_product(Sigma, d_bar) + 0.5 * z_bar * A_r
+    _blas("syr2", K_bar)(0.5, left, A_r, a=K_bar.T, lower=0, overwrite_a=1)
     # AΛ = Λ − ΛΣΛ
+    half = 0.5 * z_bar * lambda_2
     for rows in row_blocks(n):
-        part = K_bar[rows, : rows.stop]
-        outer = 0.5 * z_bar * lambda_2[: rows.stop] * Sigma[rows, : rows.stop]
-        outer *= lambda_2[rows, None]
-        part += outer
-        part += (0.5 * left[rows])[:, None] * A_r[: rows.stop]
-        part += (0.5 * A_r[rows])[:, None] * left[: rows.stop]
-    K_bar.flat[:: n + 1] -= 0.5 * z_bar * lambda_2
+        part = Sigma[rows, : rows.stop] * half[: rows.stop]
+        part *= lambda_2[rows, None]
+        K_bar[rows, : rows.stop] += part
+    K_bar.flat[:: n + 1] -= half
     mirror(K_bar)
     return K_bar
 
@@ -153,8 +161,8 @@ def mirror(A: Array) -> None:
     for rows in row_blocks(n):
         A[: rows.start, rows] = A[rows, : rows.start].T
         block = A[rows, rows]
-        above = np.triu_indices(len(block), 1)
-        block[above] = block.T[above]
+        size = len(block)
+        block[...] = np.where(_BELOW[:size, :size], block, block.T)
 
 
 def symmetric_product(A: Array, x: Array) -> Array:
@@ -201,10 +209,10 @@ def _column_squares(L: Array) -> Array:
     return total
 
 
-def _chunks(is_member: Array) -> Iterator[Array]:
+def _chunks(is_member: Array, size: int = CHUNK) -> Iterator[Array]:
     """Indices of the members, so many at a time that their columns are a small part of a matrix."""
     (index,) = np.nonzero(is_member)
-    return (index[i : i + CHUNK] for i in range(0, len(index), CHUNK))
+    return (index[i : i + size] for i in range(0, len(index), size))
 
 
 def _whitened(K: Array, scale: Array, chol_inverse: Array, index: Array) -> Array:
@@ -252,20 +260,19 @@ def _triangular_product(L: Array, rows: Array, *, transpose: bool) -> Array:
 
 
 def _signed_product(Sigma: Array, lambda_2: Array, v_bar: Array) -> Array:
-    """``A diag(v̄) Aᵀ`` on and below the diagonal, by a symmetric product for each sign of v̄."""
+    """``A diag(v̄) Aᵀ`` on and below the diagonal, by symmetric products for each sign of v̄."""
     n = len(v_bar)
     K_bar = empty_matrix(n, Sigma.dtype)
+    memory = np.empty((min(RANK, n), n), Sigma.dtype)
     beta = 0.0
     for sign in (1.0, -1.0):
-        (index,) = np.nonzero(sign * v_bar > 0.0)
-        if not len(index):
-            continue
-        root = np.sqrt(np.abs(v_bar[index]))
-        rows = Sigma[index] * -lambda_2  # rows of Aᵀ = I − ΣΛ
-        rows[np.arange(len(index)), index] += 1.0
-        rows *= root[:, None]
-        _blas("syrk", K_bar)(sign, rows.T, beta=beta, c=K_bar.T, lower=0, overwrite_c=1)
-        beta = 1.0
+        for index in _chunks(sign * v_bar > 0.0, RANK):
+            rows = np.take(Sigma, index, axis=0, out=memory[: len(index)], mode="clip")
+            rows *= -lambda_2  # rows of Aᵀ = I − ΣΛ
+            rows[np.arange(len(index)), index] += 1.0
+            rows *= np.sqrt(np.abs(v_bar[index]))[:, None]
+            _blas("syrk", K_bar)(sign, rows.T, beta=beta, c=K_bar.T, lower=0, overwrite_c=1)
+            beta = 1.0
     if beta == 0.0:
         K_bar[...] = 0.0
     return K_bar

@@ -1,0 +1,45 @@
+"""The same functions, under NumPy's names, for TensorFlow's tensors and for NumPy's arrays.
+
+A formula that takes its functions from here is written once and runs in a graph as well as on the host.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+TENSORS = SimpleNamespace(
+    abs=tf.abs,
+    asarray=tf.constant,
+    concatenate=tf.concat,
+    exp=tf.exp,
+    expm1=tf.math.expm1,
+    isfinite=tf.math.is_finite,
+    log=tf.math.log,
+    log1p=tf.math.log1p,
+    max=tf.reduce_max,
+    maximum=tf.maximum,
+    minimum=tf.minimum,
+    sqrt=tf.sqrt,
+    stop_gradient=tf.stop_gradient,
+    sum=tf.reduce_sum,
+    where=tf.where,
+)
+
+ARRAYS = SimpleNamespace(
+    **{name: getattr(np, name) for name in vars(TENSORS) if name != "stop_gradient"},
+    stop_gradient=lambda x: x,
+)
+
+
+def is_array(x: Any) -> bool:
+    """Whether x belongs to NumPy, as an array or as one of its numbers."""
+    return isinstance(x, (np.ndarray, np.generic))
+
+
+def functions_of(x: Any) -> Any:
+    """The functions for what x is."""
+    return ARRAYS if is_array(x) else TENSORS
