@@ -89,17 +89,13 @@ def covariance(K: Array, lambda_2: Array, chol_inverse: Array, variance: Array) 
     is_weak = lambda_2 * variance < WEAK_COVARIANCE
     inverse_scale = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale > 0.0)
     Sigma = empty_matrix(n, K.dtype)
-    if not is_weak.all():  # −S⁻¹ B⁻¹ S⁻¹ = −MᵀM with M = L⁻¹ S⁻¹, below the diagonal
-        for rows in row_blocks(n):
-            np.multiply(
-                chol_inverse[rows, : rows.stop],
-                inverse_scale[: rows.stop],
-                out=Sigma[rows, : rows.stop],
-            )
+    if not is_weak.all():  # −S⁻¹ B⁻¹ S⁻¹ with B⁻¹ = L⁻ᵀ L⁻¹, below the diagonal
+        np.copyto(Sigma, chol_inverse)
         _lapack("lauum", Sigma)(Sigma.T, lower=0, overwrite_c=1)
         for rows in row_blocks(n):
             part = Sigma[rows, : rows.stop]
-            np.negative(part, out=part)
+            part *= -inverse_scale[rows, None]
+            part *= inverse_scale[: rows.stop]
         mirror(Sigma)
     for weak in _chunks(is_weak):
         columns = _covariance_rows(K, scale, chol_inverse, weak)
