@@ -58,7 +58,8 @@ def data_covariance(kernel: Kernel, X: tf.Tensor) -> tf.Tensor:
     if backend().name != "lapack":
         return covariance(kernel, X)
     matrices = [_matrix(k, X) for k in latent_kernels(kernel)]
-    return matrices[0][None] if len(matrices) == 1 else tf.stack(matrices)
+    # The gradient of an index would be another matrix.
+    return tf.expand_dims(matrices[0], 0) if len(matrices) == 1 else tf.stack(matrices)
 
 
 def _matrix(kernel: Kernel, X: tf.Tensor) -> tf.Tensor:

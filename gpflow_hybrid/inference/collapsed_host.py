@@ -5,8 +5,8 @@ within 1e-9, and the posterior moves there by its derivatives,
 
     δm = Σa,     δv = −(Σ∘Σ)b,     δ log Z = dᵀδr − ½(d∘d + v)ᵀδλ₂     (d and v halfway)
 
-with errors of second order, below 1e-12. Only Σ itself stays where it was, which the gradient feels as a
-relative error of the size of that step.
+and the expectations of the likelihood by theirs, with errors of second order, below 1e-12. Only Σ itself
+stays where it was, which the gradient feels as a relative error of the size of that step.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy.typing as npt
 import tensorflow as tf
 from gpflow.likelihoods import Likelihood
 
+from ..likelihoods.expectations import ExpectationGradients
 from ..likelihoods.ratios import RatioGradients, closed_ratio_gradients
 from ..linalg import EvaluatedCovariance, LatentPosterior, lapack
 from ..linalg.backends import call_on_host
@@ -39,6 +40,12 @@ Array = npt.NDArray[Any]
 
 POLISHED_FROM = 1e-6
 """Residual from which the last step needs no new factorisation."""
+
+LAST_STEP_TOLERANCE = 1e-3
+"""Relative error of that step: what it leaves of the residual."""
+
+WEIGHTS_TOLERANCE = 1e-8
+"""Relative error of the weights in the total gradient, an order below that of Σ."""
 
 GRADIENT_ERROR = 1e-5
 """Relative error of the solved system above which the gradient is not called exact."""
@@ -119,7 +126,7 @@ def _collapse(
 
 def _polished(problem: HostProblem, system: HostSystem, at: HostEvaluation) -> HostEvaluation:
     """After one more Newton step, by the derivatives of the posterior."""
-    step, (a, b) = newton_step(system, at)
+    step, (a, b) = newton_step(system, at, LAST_STEP_TOLERANCE)
     if goes_too_far(step, at.sites.lambda_2, -2.0 * at.E.variance, at.q.variance).any():
         return at
     sites = SiteValues(*(x + d for x, d in zip(at.sites, step, strict=True)))
@@ -131,8 +138,24 @@ def _polished(problem: HostProblem, system: HostSystem, at: HostEvaluation) -> H
         b.T,
         strict=True,
     )
-    moved = problem.known(sites, [_moved(*each) for each in moves])
+    moved = problem.known(
+        sites, [_moved(*each) for each in moves], lambda m, v: _expectations_near(at, system, m, v)
+    )
     return moved if np.isfinite(moved.elbo) else at
+
+
+def _expectations_near(
+    at: HostEvaluation, system: HostSystem, m: Array, v: Array
+) -> ExpectationGradients:
+    """Expectations a short step away, by their curvature; exact ones have ``E_mm = 2 E_v``."""
+    dm, dv = m - at.q.mean, v - at.q.variance
+    mv, vv = system.mv.T, system.vv.T
+    d_mean = 2.0 * at.E.variance * dm + mv * dv
+    d_variance = mv * dm + vv * dv
+    gain = (at.E.mean + 0.5 * d_mean) * dm + (at.E.variance + 0.5 * d_variance) * dv
+    return ExpectationGradients(
+        at.E.value + np.sum(gain, axis=-1), at.E.mean + d_mean, at.E.variance + d_variance
+    )
 
 
 def _moved(
@@ -155,7 +178,7 @@ def _weights(system: HostSystem, at: HostEvaluation, ratio: RatioGradients) -> R
     # δm = Σa, δv = −(Σ∘Σ)b, δλ₁ = a + mb, δλ₂ = b; ∂log Z/∂λ = (m, −½(m² + v))
     d_1, d_2 = ratio.lambda_1 + m, ratio.lambda_2 - 0.5 * (m * m + v)
     w, error = system.transpose_solve(
-        np.stack([d_1.T, (d_2 + m * d_1).T]), ratio.m.T, ratio.v.T, tolerance=1e-10
+        np.stack([d_1.T, (d_2 + m * d_1).T]), ratio.m.T, ratio.v.T, WEIGHTS_TOLERANCE
     )
     if error > GRADIENT_ERROR:
         print(NOT_EXACT, float(error), file=sys.stderr, flush=True)

@@ -23,7 +23,7 @@ from scipy.linalg import get_blas_funcs, get_lapack_funcs
 from scipy.sparse.linalg import LinearOperator, gmres
 
 from ..linalg.buffers import empty_matrix
-from ..linalg.lapack import row_blocks, symmetric_product
+from ..linalg.lapack import mirror, row_blocks, symmetric_product
 
 Array = npt.NDArray[Any]
 Map = Callable[[Array], Array]
@@ -45,7 +45,10 @@ MUCH = 0.01
 
 
 class HostSystem:
-    """``J + μI`` and its transpose at one λ: ``Σ [L, N, N]``, Hessians ``[N, L, L]``, ``g₂ [L, N]``."""
+    """``J + μI`` and its transpose at one λ: ``Σ [L, N, N]``, Hessians ``[N, L, L]``, ``g₂ [L, N]``.
+
+    Up to ``LARGE`` data only what is on and below the diagonal of Σ is read.
+    """
 
     def __init__(
         self,
@@ -93,7 +96,8 @@ class HostSystem:
         return w, np.asarray(error, r.dtype)
 
     def _solve(self, r: Array, tolerance: float, may_leave_out: bool, *, transpose: bool) -> Array:
-        if not all(np.isfinite(x).all() for x in (self.Sigma, *self.hessian, self.g2, r)):
+        # The diagonal of Σ bounds the rest of it.
+        if not all(np.isfinite(x).all() for x in (self.units, *self.hessian, self.g2, r)):
             return np.full_like(r, np.nan)
         tolerance = max(tolerance, 10.0 * float(np.finfo(r.dtype).eps))
         apply = self._transpose_apply if transpose else self._apply
@@ -193,6 +197,7 @@ class HostSystem:
         mv, vm, vv = (d[latent] for d in (self.mv, self.vm, self.vv))
         Sigma = self.Sigma[latent]
         Sigma2 = Sigma * Sigma if self.Sigma2 is None else self.Sigma2[latent]
+        mirror(Sigma2)
         symm = get_blas_funcs("symm", (Sigma,))
         M = symm(1.0, Sigma.T, (Sigma2 * mv).T, lower=0)  # (Σ∘Σ E_mv)ᵀ = E_mv (Σ∘Σ)
         M *= -(2.0 / self.c) * vm[:, None]

@@ -8,6 +8,7 @@ iteration in it, and the expectations of a few hundred data are not divided amon
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +31,7 @@ from .common import (
     relative_norm,
 )
 from .newton import STEP_TOLERANCE
-from .newton_host import HostSystem
+from .newton_host import LARGE, HostSystem
 from .variational import (
     FEW_DATA,
     MAX_DAMPING,
@@ -45,9 +46,6 @@ from .variational import (
 )
 
 Array = npt.NDArray[Any]
-
-KEPT = 3000
-"""Number of data up to which a Newton system is kept until a step succeeds."""
 
 
 def works_on_host(likelihood: Likelihood) -> bool:
@@ -93,8 +91,16 @@ class HostProblem:
         parts = [lapack.posterior(self.kernel_matrix(i), *rs) for i, rs in enumerate(columns)]
         return self.known(sites, parts)
 
-    def known(self, sites: SiteValues, parts: list[lapack.Posterior]) -> HostEvaluation:
-        """Expectations and ELBO where the latents' posteriors are known."""
+    def known(
+        self,
+        sites: SiteValues,
+        parts: list[lapack.Posterior],
+        expectations: Callable[[Array, Array], ExpectationGradients] | None = None,
+    ) -> HostEvaluation:
+        """Expectations and ELBO where the latents' posteriors are known.
+
+        :param expectations: from means and variances; the likelihood's unless given.
+        """
         lambda_1, lambda_2 = sites
         constant = np.sum(self.mean * (lambda_1 - 0.5 * lambda_2 * self.mean))
         q = Marginals(
@@ -102,7 +108,7 @@ class HostProblem:
             np.stack([p.variance for p in parts], 1),
             sum(p.log_normaliser for p in parts) + constant,
         )
-        E = self.expectations(q.mean, q.variance)
+        E = (expectations or self.expectations)(q.mean, q.variance)
         log_t = expected_log_site(q.mean, q.variance, *sites)
         elbo = q.log_normaliser + (np.sum(E.value) - np.sum(log_t))
         ok = (q.variance > 0.0).all() and np.isfinite(q.log_normaliser)
@@ -118,16 +124,22 @@ class HostProblem:
         said = Residual(at.E.mean, -2.0 * at.E.variance)
         return float(relative_norm(at.q, residual_of(at.q, at.sites, at.E), said))
 
-    def system(self, at: HostEvaluation, *, rough: bool) -> HostSystem:
-        """The Newton system at an evaluated λ, without damping; a rough one is for steps."""
+    def step_system(self, at: HostEvaluation) -> HostSystem:
+        """The Newton system at an evaluated λ, without damping, good enough for a step."""
+        return self.system(at, rough=True, mirrored=len(self.mean) > LARGE)
+
+    def system(self, at: HostEvaluation, *, rough: bool, mirrored: bool = True) -> HostSystem:
+        """The Newton system at an evaluated λ, with a rough curvature and half of Σ if that will do."""
         X, Y = self.data
         rough = rough and len(self.mean) > FEW_DATA
         mv, vv = self.likelihood.expectation_curvature(X, at.q.mean, at.q.variance, Y, rough=rough)
         cross = _diagonal(mv)
         hessian = (_diagonal(2.0 * at.E.variance), cross, cross, _diagonal(vv))
-        return HostSystem(self._covariance(at), hessian, -2.0 * at.E.variance.T, 0.0, False)
+        return HostSystem(
+            self._covariance(at, mirrored), hessian, -2.0 * at.E.variance.T, 0.0, False
+        )
 
-    def _covariance(self, at: HostEvaluation) -> Array:
+    def _covariance(self, at: HostEvaluation, mirrored: bool) -> Array:
         """``Σ``, ``[L, N, N]``."""
         found = [
             lapack.covariance(
@@ -135,6 +147,7 @@ class HostProblem:
                 np.ascontiguousarray(at.sites.lambda_2[:, i]),
                 part.chol_inverse,
                 part.variance,
+                mirrored=mirrored,
             )
             for i, part in enumerate(at.parts)
         ]
@@ -159,9 +172,9 @@ class HostProblem:
             if not at.sites.lambda_2.any():
                 proposal = self._natural_step(at, mu)
             else:
-                system = self.system(at, rough=True) if system is None else system
+                system = self.step_system(at) if system is None else system
                 mu, proposal = self._newton_step(system, at, mu)
-            if len(self.mean) > KEPT:
+            if len(self.mean) > LARGE:
                 system = None  # memory is dearer there than another Σ after a step that failed
             new = self.evaluate(proposal)
             new_residual = self.measure(new)
@@ -195,17 +208,19 @@ class HostProblem:
         """The step at damping μ, raised without evaluation until the step is admissible."""
         target = -2.0 * at.E.variance
         while True:
-            step, _ = newton_step(system.damped(mu), at)
+            step, _ = newton_step(system.damped(mu), at, STEP_TOLERANCE)
             too_far = goes_too_far(step, at.sites.lambda_2, target, at.q.variance)
             if mu >= MAX_DAMPING or not too_far.any():
                 return mu, SiteValues(*(x + d for x, d in zip(at.sites, step, strict=True)))
             mu = raised(mu)
 
 
-def newton_step(system: HostSystem, at: HostEvaluation) -> tuple[SiteValues, Residual]:
+def newton_step(
+    system: HostSystem, at: HostEvaluation, tolerance: float
+) -> tuple[SiteValues, Residual]:
     """``δλ = (J + μI)⁻¹ (g(λ) − λ)``, and the same as ``a = δλ₁ − m δλ₂`` and ``b = δλ₂``."""
     r = residual_of(at.q, at.sites, at.E)
-    x = system.solve(np.stack([r.a.T, r.b.T]), STEP_TOLERANCE)
+    x = system.solve(np.stack([r.a.T, r.b.T]), tolerance)
     a, b = x[0].T, x[1].T
     return SiteValues(a + at.q.mean * b, b), Residual(a, b)
 

@@ -17,6 +17,9 @@ from ..namespaces import functions_of, is_array
 FOLD = 3.5
 """``t = (x − FOLD)/(x + FOLD)`` maps ``[0, ∞)`` to ``[−1, 1)`` for polynomial approximation."""
 
+DEGREE = 26
+"""Of the polynomials for the derivatives of δ: the relative error is 4e-13, and 2e-5 at degree 12."""
+
 BLOCK = 5
 """Length of the polynomials that a long one is made of."""
 
@@ -53,42 +56,42 @@ def _excess_reference(order: int, x: AnyNDArray) -> AnyNDArray:
 
 
 @functools.cache
-def _excess_coefficients(order: int) -> tuple[float, ...]:
+def _excess_coefficients(order: int, degree: int) -> tuple[float, ...]:
     """Coefficients in t, highest power first, of ``δ⁽ᵏ⁾(x) (x + FOLD)ᵏ⁺¹``.
 
-    Relative error of the polynomial: 1e-14 for δ, below 3e-13 for its derivatives.
+    δ itself needs no more than degree 22 for a relative error of 1e-14.
     """
 
     def scaled(t: AnyNDArray) -> AnyNDArray:
         x = FOLD * (1 + t) / (1 - t)
         return _excess_reference(order, x) * (x + FOLD) ** (order + 1)
 
-    degree = 22 if order == 0 else 26
+    degree = min(degree, 22) if order == 0 else degree
     series = chebyshev.cheb2poly(chebyshev.chebinterpolate(scaled, degree))
     return tuple(float(c) for c in series[::-1])
 
 
 @functools.cache
-def _excess_blocks(orders: tuple[int, ...]) -> AnyNDArray:
+def _excess_blocks(orders: tuple[int, ...], degree: int) -> AnyNDArray:
     """The same for several orders, lowest power first, in blocks: ``[blocks, orders, BLOCK]``."""
-    longest = max(len(_excess_coefficients(k)) for k in orders)
-    size = -(-longest // BLOCK) * BLOCK
-    rows = [np.pad(c[::-1], (0, size - len(c))) for c in map(_excess_coefficients, orders)]
+    series = [_excess_coefficients(k, degree) for k in orders]
+    size = -(-max(map(len, series)) // BLOCK) * BLOCK
+    rows = [np.pad(c[::-1], (0, size - len(c))) for c in series]
     return np.stack(rows).reshape(len(orders), -1, BLOCK).transpose(1, 0, 2)
 
 
-def excesses(orders: tuple[int, ...], x: Any) -> list[Any]:
+def excesses(orders: tuple[int, ...], x: Any, degree: int = DEGREE) -> list[Any]:
     """``δ⁽ᵏ⁾(x)`` for x ≥ 0, a tensor or an array, and each of the orders k = 0, …, 3."""
-    return (_excesses_of_array if is_array(x) else _excesses_of_tensor)(orders, x)
+    return (_excesses_of_array if is_array(x) else _excesses_of_tensor)(orders, x, degree)
 
 
-def _excesses_of_array(orders: tuple[int, ...], x: AnyNDArray) -> list[AnyNDArray]:
+def _excesses_of_array(orders: tuple[int, ...], x: AnyNDArray, degree: int) -> list[AnyNDArray]:
     """By Horner's rule, in place."""
     r = 1 / (x + FOLD)
     t = 1 - 2 * FOLD * r
     found = []
     for k in orders:
-        first, *others = _excess_coefficients(k)
+        first, *others = _excess_coefficients(k, degree)
         value = np.full_like(t, first)
         for coefficient in others:
             value *= t
@@ -99,7 +102,7 @@ def _excesses_of_array(orders: tuple[int, ...], x: AnyNDArray) -> list[AnyNDArra
     return found
 
 
-def _excesses_of_tensor(orders: tuple[int, ...], x: tf.Tensor) -> list[tf.Tensor]:
+def _excesses_of_tensor(orders: tuple[int, ...], x: tf.Tensor, degree: int) -> list[tf.Tensor]:
     """A polynomial ``Σⱼ tᴮʲ pⱼ(t)`` with all the short ``pⱼ`` by one product of matrices: few operations on
     large arrays, where Horner's rule would be many."""
     r = 1 / (tf.reshape(x, [-1]) + FOLD)
@@ -108,7 +111,7 @@ def _excesses_of_tensor(orders: tuple[int, ...], x: tf.Tensor) -> list[tf.Tensor
     while len(powers) <= BLOCK:
         powers.append(powers[-1] * t)
     *powers, step = powers
-    blocks = _excess_blocks(orders)
+    blocks = _excess_blocks(orders, degree)
     short = tf.matmul(tf.constant(blocks.reshape(-1, BLOCK), x.dtype), tf.stack(powers))
     short = tf.unstack(tf.reshape(short, tf.stack([len(blocks), len(orders), -1])))
     total = short[-1]

@@ -40,7 +40,7 @@ def by_rows(
         def grad(upstream: tf.Tensor) -> tuple[Any, ...]:
             with tf.control_dependencies([upstream]):  # not before it is needed
                 again = matrix()
-            return None, *_gradients(function, again, variables, upstream)
+            return None, *_differentiate(function, again, variables, upstream)
 
         return tf.identity(result), grad
 
@@ -54,6 +54,36 @@ def _evaluate(function: Elementwise, matrix: tf.Tensor) -> tf.Tensor:
     if tf.executing_eagerly() or not _can_compile():
         return _evaluate_blocks(function, matrix)
     return tf.function(function, autograph=False, jit_compile=True)(matrix)
+
+
+def _differentiate(
+    function: Elementwise,
+    matrix: tf.Tensor,
+    variables: Sequence[tf.Variable],
+    upstream: tf.Tensor,
+) -> list[tf.Tensor]:
+    """``Σᵢⱼ Uᵢⱼ ∂f(Aᵢⱼ)/∂θ``, inside a graph by XLA as well."""
+
+    def gradients(matrix: tf.Tensor, upstream: tf.Tensor) -> list[tf.Tensor]:
+        return _weighted_gradients(function, matrix, variables, upstream)
+
+    if tf.executing_eagerly() or not _can_compile():
+        return _differentiate_blocks(function, matrix, variables, upstream)
+    return tf.function(gradients, autograph=False, jit_compile=True)(matrix, upstream)
+
+
+def _weighted_gradients(
+    function: Elementwise, matrix: tf.Tensor, variables: Sequence[tf.Variable], weights: tf.Tensor
+) -> list[tf.Tensor]:
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(variables)
+        result = function(matrix)
+    return tape.gradient(
+        result,
+        variables,
+        output_gradients=weights,
+        unconnected_gradients=tf.UnconnectedGradients.ZERO,
+    )
 
 
 @functools.cache
@@ -86,13 +116,13 @@ def _evaluate_blocks(function: Elementwise, matrix: tf.Tensor) -> tf.Tensor:
     return tf.ensure_shape(blocks.concat(), matrix.shape)
 
 
-def _gradients(
+def _differentiate_blocks(
     function: Elementwise,
     matrix: tf.Tensor,
     variables: Sequence[tf.Variable],
     upstream: tf.Tensor,
 ) -> list[tf.Tensor]:
-    """``Σᵢⱼ Uᵢⱼ ∂f(Aᵢⱼ)/∂θ``, from the blocks on and right of the diagonal: A is symmetric."""
+    """The same from the blocks on and right of the diagonal: A is symmetric."""
     size = matrix.shape[0]
     step = _rows_of_block(size)
 
@@ -101,15 +131,7 @@ def _gradients(
         weights = upstream[rows, start:] + tf.transpose(upstream[start:, rows])
         in_block = tf.range(size - start) < step  # where U and Uᵀ have both been counted
         weights *= 1.0 - 0.5 * tf.cast(in_block, weights.dtype)
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(variables)
-            result = function(matrix[rows, start:])
-        found = tape.gradient(
-            result,
-            variables,
-            output_gradients=weights,
-            unconnected_gradients=tf.UnconnectedGradients.ZERO,
-        )
+        found = _weighted_gradients(function, matrix[rows, start:], variables, weights)
         return start + step, *(s + f for s, f in zip(sums, found, strict=True))
 
     zeros = [tf.zeros_like(v) for v in variables]

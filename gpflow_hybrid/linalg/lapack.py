@@ -82,21 +82,28 @@ def posterior(K: Array, r: Array, lambda_2: Array) -> Posterior:
     return Posterior(shift, variance, np.asarray(log_normaliser, K.dtype), L)
 
 
-def covariance(K: Array, lambda_2: Array, chol_inverse: Array, variance: Array) -> Array:
-    """``Σ`` from what :func:`posterior` found."""
+def covariance(
+    K: Array, lambda_2: Array, chol_inverse: Array, variance: Array, *, mirrored: bool = True
+) -> Array:
+    """``Σ`` from what :func:`posterior` found.
+
+    :param mirrored: or only what is on and below the diagonal, and anything above.
+    """
     n = len(K)
     scale = np.sqrt(np.maximum(lambda_2, 0.0))
     is_weak = lambda_2 * variance < WEAK_COVARIANCE
     inverse_scale = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale > 0.0)
     Sigma = empty_matrix(n, K.dtype)
     if not is_weak.all():  # −S⁻¹ B⁻¹ S⁻¹ with B⁻¹ = L⁻ᵀ L⁻¹, below the diagonal
-        np.copyto(Sigma, chol_inverse)
+        for rows in row_blocks(n):
+            Sigma[rows, : rows.stop] = chol_inverse[rows, : rows.stop]
         _lapack("lauum", Sigma)(Sigma.T, lower=0, overwrite_c=1)
         for rows in row_blocks(n):
             part = Sigma[rows, : rows.stop]
             part *= -inverse_scale[rows, None]
             part *= inverse_scale[: rows.stop]
-        mirror(Sigma)
+        if mirrored:
+            mirror(Sigma)
     for weak in _chunks(is_weak):
         columns = _covariance_rows(K, scale, chol_inverse, weak)
         Sigma[weak] = columns

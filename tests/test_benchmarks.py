@@ -1,0 +1,87 @@
+"""The comparison with other libraries: its quick mode, and what its report says of whom."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import compare, records, report
+from benchmarks.peers import environments
+
+
+def fit(contender: str, seconds: float, log_density: float, **others: Any) -> records.Record:
+    return {
+        "contender": contender,
+        "dataset": "sonar",
+        "fold": 0,
+        "num_data": 166,
+        "processor": "one",
+        "threads": 2,
+        "python": "3",
+        "seconds": seconds,
+        "log_density": log_density,
+        "accuracy": 0.9,
+        "log_sigma": 1.0,
+        "log_lengthscale": 1.0,
+        "evaluations": 10,
+        "versions": {},
+        **others,
+    }
+
+
+def failure(contender: str, reason: str, **others: Any) -> records.Record:
+    kept = ("dataset", "fold", "num_data", "processor", "threads", "python")
+    common = {k: v for k, v in fit(contender, 0.0, 0.0).items() if k in kept}
+    return {**common, "contender": contender, "failure": reason, **others}
+
+
+def test_quick_mode_is_ahead_of_vgp() -> None:
+    """First fits in fresh processes, tracing included; 5 and 8 times on a quiet machine."""
+    for name, ratio in compare.quick_ratios().items():
+        assert ratio > 2.0, name
+
+
+def test_a_fast_bad_fit_shows() -> None:
+    rows = [
+        fit("cvi_ep_like", 2.0, -0.30),
+        fit("cvi_elbo", 1.0, -0.32),
+        fit("sklearn", 0.5, -0.40),
+        fit("vgp_lbfgs", 6.0, -0.32),
+    ]
+    like, bound = report.verdicts(rows, "sonar").splitlines()
+    assert "no peer that finished has an equal or better predictive density" in like
+    assert "GPflow VGP, L-BFGS, which takes 6 times as long" in bound
+
+
+def test_peers_without_a_result_are_reported(tmp_path: Path) -> None:
+    rows = [
+        fit("cvi_ep_like", 2.0, -0.30),
+        failure("gpy_ep", "not finished after 90 s", at_least=90.0),
+        failure("gpjax_adam", "does not install: no such version", installed=False),
+    ]
+    compare.write_report(tmp_path, {records.key(r): r for r in rows})
+    text = (tmp_path / "fits.md").read_text()
+    assert "does not install: no such version" in text
+    assert "GPy EP, nested (more than 45 times as long)" in text
+    assert (tmp_path / "fits.png").stat().st_size > 1000
+    assert list(records.load(tmp_path / "fits.json").values()) == sorted(rows, key=records.key)
+
+
+def test_a_peer_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environments, "ROOT", tmp_path)
+    record = compare.run("gpy_ep", "sonar", 0, 10.0)
+    assert record["failure"] == "not installed; --peers installs it"
+    assert record["installed"] is False
+
+
+def test_a_fit_that_takes_too_long() -> None:
+    record = compare.run("sklearn", "sonar", 0, 0.01)
+    assert record["at_least"] == 0.01
+    assert "seconds" not in record
+
+
+def test_reasons_have_no_addresses() -> None:
+    text = "from https://somewhere/simple could not open /usr/lib/thing.so"
+    assert environments.without_addresses(text) == "from (address) could not open (path)"
