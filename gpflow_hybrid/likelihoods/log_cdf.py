@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 from gpflow.base import AnyNDArray
 from numpy.polynomial import chebyshev
+from scipy.linalg import eigh_tridiagonal
 from scipy.special import erfcx
 
 from ..namespaces import functions_of, is_array
@@ -26,20 +27,26 @@ BLOCK = 5
 SQRT_2PI = math.sqrt(2.0 * math.pi)
 
 
+@functools.cache
+def _excess_rule() -> tuple[AnyNDArray, AnyNDArray]:
+    """Nodes and weights of the Gauss rule of the Jacobi matrix with off-diagonals √2, √3, …."""
+    t, vectors = eigh_tridiagonal(np.zeros(300), np.sqrt(np.arange(2.0, 301.0)))
+    return t, vectors[0] ** 2
+
+
 def _excess_reference(order: int, x: AnyNDArray) -> AnyNDArray:
     """``δ(x) = φ(x)/Φ(−x) − x`` for x ≥ 0, or its first, second or third derivative.
 
         δ(x) = 1/(x + 2/(x + 3/(x + …))) = Σᵢ wᵢ Re 1/(x + i tᵢ)
 
-    with tᵢ, wᵢ the Gauss rule of the Jacobi matrix with off-diagonals √2, √3, …. Differentiating
+    with tᵢ, wᵢ of :func:`_excess_rule`. Differentiating
     the sum costs no digits; differentiating φ/Φ costs x⁴ of them. Near 0 the sum converges slowly
     and the elementary formulas are harmless.
     """
-    off_diagonal = np.sqrt(np.arange(2.0, 301.0))
-    t, vectors = np.linalg.eigh(np.diag(off_diagonal, 1) + np.diag(off_diagonal, -1))
+    t, weights = _excess_rule()
     poles = np.maximum(x, 1.5)[:, None] + 1j * t
     sign_factorial = (-1.0) ** order * math.factorial(order)
-    large = sign_factorial * (poles ** -(order + 1)).real @ vectors[0] ** 2
+    large = sign_factorial * (poles ** -(order + 1)).real @ weights
 
     # With h = x + δ and f = −x: δ' = −1 − g₂(f), δ'' = g₃(f), δ''' = −g₄(f).
     near = np.minimum(x, 1.5)
