@@ -41,13 +41,19 @@ def write_fold(dataset: str, fold: int, path: Path) -> int:
 
 
 def run(
-    contender: str, dataset: str, fold: int, limit: float, *, may_create: bool = False
+    contender: str,
+    dataset: str,
+    fold: int,
+    limit: float,
+    *,
+    may_create: bool = False,
+    once: bool = False,
 ) -> records.Record:
     """One fit in a process of its own, as a record."""
     with tempfile.TemporaryDirectory() as directory:
         data = Path(directory) / "fold.npz"
         num_data = write_fold(dataset, fold, data)
-        outcome = launch(contender, data, limit, may_create=may_create)
+        outcome = launch(contender, data, limit, may_create=may_create, once=once)
     return {
         "contender": contender,
         "dataset": dataset,
@@ -76,7 +82,7 @@ def quick_ratios(dataset: str = "sonar", limit: float = 600.0) -> dict[str, floa
     """
     seconds = {}
     for name in QUICK:
-        record = run(name, dataset, 0, limit)
+        record = run(name, dataset, 0, limit, once=True)
         print(describe(record), flush=True)
         if "failure" in record:
             raise RuntimeError(describe(record))

@@ -22,7 +22,7 @@ from .errors import InvalidDataError
 from .linalg import backend, by_rows, squared_distances
 
 MANY_DATA = 300
-"""Number of data above which a matrix is evaluated and differentiated some rows at a time."""
+"""Number of data above which a matrix is evaluated and differentiated without whole intermediate ones."""
 
 
 def latent_kernels(kernel: Kernel) -> Sequence[Kernel]:

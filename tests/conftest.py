@@ -8,6 +8,7 @@ if _IN_WORKER:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+import signal  # noqa: E402
 from collections.abc import Iterator  # noqa: E402
 
 import gpflow  # noqa: E402
@@ -17,6 +18,10 @@ import tensorflow as tf  # noqa: E402
 if _IN_WORKER:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
+
+
+# What a shell starts in the background ignores interrupts, and Python with it; tests send some.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

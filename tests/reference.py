@@ -255,13 +255,16 @@ def laplace(
         hess=hessian,
         options={"gtol": 1e-10},
     )
-    mode = f_of(found.x)
+    z = found.x
+    for _ in range(2):  # what the trust region has left, by Newton's method
+        z = z - np.linalg.solve(hessian(z), gradient(z))
+    mode = f_of(z)
     W = -derivatives(mode, Y)[1]
     log_det = sum(
         np.linalg.slogdet(np.eye(N) + K_i * W[:, i])[1]
         for i, K_i in enumerate(np.broadcast_to(K, (L, N, N)))
     )
-    return Laplace(mode, W, -found.fun - 0.5 * log_det)
+    return Laplace(mode, W, -loss(z) - 0.5 * log_det)
 
 
 def cavities(

@@ -7,19 +7,15 @@ from typing import Any
 
 import gpflow
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import gpflow_hybrid as gh
-from benchmarks.floor import timed
+from benchmarks.floor import in_turn, measure, timed
 from benchmarks.peers.floor import floor_of
 from gpflow_hybrid.linalg import evaluate
 
 N = 800
-
-
-def fastest(calls: list[Callable[[], float]], repetitions: int = 7) -> list[float]:
-    """The shortest time of each, taken in turn: what other processes do can only lengthen it."""
-    return list(np.min([[call() for call in calls] for _ in range(repetitions)], axis=0))
 
 
 def posterior(choice: str) -> Callable[[], float]:
@@ -33,32 +29,47 @@ def posterior(choice: str) -> Callable[[], float]:
 
 
 def test_a_posterior_costs_little_more_than_its_factorisation() -> None:
-    floor, lapack, tensorflow = fastest([floor_of(N), posterior("lapack"), posterior("tensorflow")])
+    # The shortest times: what other processes do can only lengthen them.
+    calls = [floor_of(N), posterior("lapack"), posterior("tensorflow")]
+    floor, lapack, tensorflow = in_turn(calls, 7, np.min)
     assert lapack < 2.0 * floor  # asked for: 2
-    assert lapack < 0.7 * tensorflow
+    assert lapack < 0.9 * tensorflow  # 0.4 to 0.75 on one thread, by processor
 
 
-def test_tracing_does_not_grow_with_the_data() -> None:
-    rng = np.random.default_rng(1)
+def nodes(n: int, likelihood: gpflow.likelihoods.Likelihood) -> int:
+    """Of the graph of a training loss with its gradient."""
+    X = np.random.default_rng(1).normal(size=(n, 2))
+    data = (X, (X[:, :1] > 0.0).astype(float))
+    model = gh.CVIModel(data, gpflow.kernels.RBF(), likelihood)
 
-    def nodes(n: int) -> int:
-        X = rng.normal(size=(n, 2))
-        data = (X, (X[:, :1] > 0.0).astype(float))
-        model = gh.CVIModel(data, gpflow.kernels.RBF(), gh.likelihoods.ProbitBernoulli())
+    def loss_and_gradient() -> Any:
+        with tf.GradientTape() as tape:
+            loss = model.training_loss()
+        return tape.gradient(loss, model.trainable_variables)
 
-        def loss_and_gradient() -> Any:
-            with tf.GradientTape() as tape:
-                loss = model.training_loss()
-            return tape.gradient(loss, model.trainable_variables)
+    graph = tf.function(loss_and_gradient, autograph=False).get_concrete_function().graph
+    library = graph.as_graph_def().library.function
+    return len(graph.as_graph_def().node) + sum(len(f.node_def) for f in library)
 
-        graph = tf.function(loss_and_gradient, autograph=False).get_concrete_function().graph
-        library = graph.as_graph_def().library.function
-        return len(graph.as_graph_def().node) + sum(len(f.node_def) for f in library)
 
+@pytest.mark.parametrize(
+    ("likelihood", "limit"),
+    # 520 and 2022 when this was written: what tracing and optimising take goes with it.
+    [(gh.likelihoods.ProbitBernoulli(), 600), (gpflow.likelihoods.Bernoulli(), 2300)],
+)
+def test_tracing_does_not_grow_with_the_data(
+    likelihood: gpflow.likelihoods.Likelihood, limit: int
+) -> None:
     # TensorFlow embeds a constant of a few elements and captures a larger one: none is small here.
-    small, large = nodes(150), nodes(400)
-    assert nodes(300) == small
-    assert nodes(800) == large  # rows at a time
-    # 2206 and 2308 when this was written: what tracing and optimising take goes with it
-    assert small < 2600
-    assert large < 2800
+    small, large = nodes(150, likelihood), nodes(400, likelihood)
+    assert nodes(300, likelihood) == small
+    assert nodes(800, likelihood) == large
+    assert max(small, large) < limit
+
+
+def test_losses_and_gradients_cost_few_factorisations() -> None:
+    """What is asked for, 6 and 15, by half again: other tests have the other core."""
+    found = measure(614, repetitions=7, statistic=np.min)
+    assert found.m_step < 1.5 * 6.0
+    assert found.training_loss < 1.5 * 15.0
+    assert found.evaluations == 3

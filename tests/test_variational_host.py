@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import gpflow
@@ -10,11 +12,12 @@ import pytest
 import tensorflow as tf
 
 import gpflow_hybrid as gh
-from gpflow_hybrid.inference import collapsed_host, variational, variational_host
+from gpflow_hybrid.inference import collapsed_host, newton_host, variational, variational_host
 from gpflow_hybrid.inference.common import EXHAUSTED, INVALID_START
 from gpflow_hybrid.inference.variational_host import HostProblem, works_on_host
 from gpflow_hybrid.likelihoods import probit_integrals
 from gpflow_hybrid.likelihoods.ratios import closed_ratio_gradients, log_expected_ratio
+from gpflow_hybrid.linalg import lapack
 from gpflow_hybrid.sites import SiteValues
 from tests.gradients import check_gradient, loss_gradient
 
@@ -42,7 +45,7 @@ def problem(
 # The formulas on arrays
 
 
-@pytest.mark.parametrize("num", [0, 1, 333, 334, 1000])  # 333 of the finest rule go at a time
+@pytest.mark.parametrize("num", [0, 1, 500, 501, 1200])  # 500 of the finest rule go at a time
 def test_moments_of_arrays_are_those_of_tensors(num: int) -> None:
     rng = np.random.default_rng(1)
     m, v = 10.0 * rng.normal(size=num), np.exp(rng.uniform(-30.0, 11.0, size=num))
@@ -138,7 +141,7 @@ def test_no_start() -> None:
 
 
 def test_a_bad_warm_start_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HostProblem, "_newton_step", lambda *_: (1e20, _[2].sites))
+    monkeypatch.setattr(HostProblem, "_newton_step", lambda *_: (np.float64(1e20), _[2].sites))
     arrays = problem(1.0, 1.0)
     warm = SiteValues(np.full_like(arrays[1], 5.0), np.full_like(arrays[1], 30.0))
     stuck, _ = HostProblem(PROBIT, *arrays).newton(warm, 1e-6, 50)
@@ -259,6 +262,124 @@ def test_only_on_a_host_with_a_likelihood_on_arrays() -> None:
         assert not works_on_host(gpflow.likelihoods.Bernoulli())
     with gh.linear_algebra("tensorflow"):
         assert not works_on_host(PROBIT)
+
+
+class Steep(gh.likelihoods.ProbitBernoulli):
+    """``Φ(2f)``, in the methods that a graph asks."""
+
+    def _scalar_log_prob(self, X: Any, F: Any, Y: Any) -> Any:
+        return super()._scalar_log_prob(X, 2.0 * F, Y)
+
+    def _variational_expectations(self, X: Any, Fmu: Any, Fvar: Any, Y: Any) -> Any:
+        return super()._variational_expectations(X, 2.0 * Fmu, 4.0 * Fvar, Y)
+
+    def expectation_derivatives(self, X: Any, Fmu: Any, Fvar: Any, Y: Any) -> Any:
+        value, mean, variance = super().expectation_derivatives(X, 2.0 * Fmu, 4.0 * Fvar, Y)
+        return value, 2.0 * mean, 4.0 * variance
+
+    def expectation_curvature(
+        self, X: Any, Fmu: Any, Fvar: Any, Y: Any, *, rough: bool = False
+    ) -> Any:
+        mv, vv = super().expectation_curvature(X, 2.0 * Fmu, 4.0 * Fvar, Y, rough=rough)
+        return 8.0 * mv, 16.0 * vv
+
+    def log_expected_power(self, X: Any, Fmu: Any, Fvar: Any, Y: Any, alpha: Any) -> Any:
+        return super().log_expected_power(X, 2.0 * Fmu, 4.0 * Fvar, Y, alpha)
+
+
+class SteepOnArrays(Steep):
+    """The same, which says that it has changed all that it had to."""
+
+    works_on_arrays = True
+
+    def log_expected_derivatives(self, X: Any, Fmu: Any, Fvar: Any, Y: Any) -> Any:
+        value, mean, variance = super().log_expected_derivatives(X, 2.0 * Fmu, 4.0 * Fvar, Y)
+        return value, 2.0 * mean, 4.0 * variance
+
+
+class Unfinished(gpflow.likelihoods.Bernoulli):
+    works_on_arrays = True
+
+
+class WithParameter(gh.likelihoods.ProbitBernoulli):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = gpflow.Parameter(1.0)
+
+
+def test_a_subclass_must_say_so_itself() -> None:
+    assert not works_on_host(Steep())
+    assert works_on_host(SteepOnArrays())
+    assert not works_on_host(Unfinished())
+    assert not works_on_host(WithParameter())
+    losses = []
+    for likelihood in (Steep(), SteepOnArrays()):
+        kernel = gpflow.kernels.Matern52(variance=4.0, lengthscales=2.0)
+        model = gh.CVIModel(binary(), kernel, likelihood)
+        losses.append(float(model.training_loss()))
+        np.testing.assert_allclose(losses[-1], -model.ep_like_log_marginal(), rtol=1e-9)
+    np.testing.assert_allclose(*losses, rtol=1e-9)
+
+
+def test_graphs_do_not_keep_a_likelihood_alive() -> None:
+    likelihood = gh.likelihoods.ProbitBernoulli()
+    model = gh.CVIModel(binary(20), gpflow.kernels.Matern52(), likelihood)
+    model.infer()
+    model.training_loss()
+    gone = weakref.ref(likelihood)
+    del model, likelihood
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize("objective", ["elbo", "ep_like"])
+def test_a_kernel_for_each_latent(objective: str) -> None:
+    kernels = [gpflow.kernels.Matern52(variance=v, lengthscales=2.0) for v in (1.0, 5.0)]
+    model = gh.CVIModel(
+        binary(40, 2), gpflow.kernels.SeparateIndependent(kernels), PROBIT, objective=objective
+    )
+    check_gradient(model)
+
+
+@pytest.mark.parametrize("num_negative", [0, 3])
+@pytest.mark.parametrize("weak", [1e-12, 1.0])
+def test_half_a_covariance_is_enough(num_negative: int, weak: float) -> None:
+    """Nothing above the diagonal is read: it is poisoned here."""
+    rng = np.random.default_rng(3)
+    N = 90  # more than one block of rows
+    K = gpflow.kernels.Matern32()(rng.normal(size=(N, 2))).numpy()
+    lambda_2 = rng.uniform(0.1, 1.0, size=N)
+    lambda_2[10:20] *= weak
+    lambda_2[:num_negative] = -0.05
+    found = lapack.posterior(K, rng.normal(size=N), lambda_2)
+    arguments = (K, lambda_2, found.chol_inverse, found.variance)
+    whole = lapack.covariance(*arguments)
+    half = lapack.covariance(*arguments, mirrored=False)
+    np.testing.assert_array_equal(np.tril(half), np.tril(whole))
+    half[np.triu_indices(N, 1)] = np.nan
+    hessian = tuple(0.05 * rng.normal(size=(N, 1, 1)) for _ in range(3))
+    hessian = (-lambda_2[:, None, None], *hessian)
+    r = rng.normal(size=(2, 1, N))
+    for small in (0, 300):  # by GMRES, and by factors
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(newton_host, "SMALL", small)
+            systems = [
+                newton_host.HostSystem(S[None], hessian, lambda_2[None], 0.3, False)
+                for S in (whole, half)
+            ]
+            np.testing.assert_array_equal(*(s.solve(r, 1e-8) for s in systems))
+
+
+def test_a_last_step_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Newton's iteration goes on to the tolerance that was asked for."""
+    kernel = gpflow.kernels.Matern52(variance=4.0, lengthscales=2.0)
+    model = gh.CVIModel(binary(), kernel, PROBIT)
+    expected, gradients = float(model.training_loss()), loss_gradient(model)
+    monkeypatch.setattr(collapsed_host, "LONG_STEP", 0.0)
+    again = gh.CVIModel(binary(), kernel, PROBIT)
+    np.testing.assert_allclose(again.training_loss(), expected, rtol=1e-12)
+    for x, y in zip(loss_gradient(again), gradients, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-7)
 
 
 def test_single_precision() -> None:

@@ -25,14 +25,16 @@ ENVIRONMENT = {
 }
 
 
-def launch(name: str, data: Path, limit: float, *, may_create: bool = False) -> dict[str, Any]:
+def launch(
+    name: str, data: Path, limit: float, *, may_create: bool = False, once: bool = False
+) -> dict[str, Any]:
     """What ``benchmarks.peers.run`` says of this contender, or ``{"failure": reason}``."""
     environment = None if name == "floor" else CONTENDERS[name].environment
     try:
         python = interpreter(environment, may_create)
     except NotInstalled as error:
         return {"failure": str(error), "installed": False}
-    command = [python, "-m", "benchmarks.peers.run", name, str(data)]
+    command = [python, "-m", "benchmarks.peers.run", name, str(data), *(["--once"] if once else [])]
     try:
         done = subprocess.run(
             command,

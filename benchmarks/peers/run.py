@@ -1,7 +1,8 @@
 """One contender on one fold, in a process of its own: ``python -m benchmarks.peers.run NAME FILE``.
 
 FILE is an npz with ``X_train, Y_train, X_test, Y_test``. Prints one line of JSON per fit: the first,
-which compiles, and a second in the same process unless the first took long. NAME may be ``floor``.
+which compiles, and a second in the same process unless the first took long or ``--once`` is given.
+NAME may be ``floor``.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def _emit(record: dict[str, Any]) -> None:
     print(json.dumps(record), flush=True)
 
 
-def _run(name: str, data: dict[str, np.ndarray]) -> None:
+def _run(name: str, data: dict[str, np.ndarray], once: bool) -> None:
     contender = CONTENDERS[name]
     with contextlib.redirect_stdout(sys.stderr):  # libraries print; the line of JSON stays alone
         module = importlib.import_module(f".{contender.module}", __package__)
@@ -54,7 +55,7 @@ def _run(name: str, data: dict[str, np.ndarray]) -> None:
         busy = time.process_time() - before
     versions = {package: version(package) for package in contender.packages}
     _emit({**dataclasses.asdict(first), "processor_seconds": busy, "versions": versions})
-    if first.seconds < REPEAT_BELOW:
+    if not once and first.seconds < REPEAT_BELOW:
         with contextlib.redirect_stdout(sys.stderr):
             again = module.fit(**data, **contender.arguments)
         _emit({"seconds_again": again.seconds})
@@ -65,6 +66,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("contender", choices=["floor", *CONTENDERS])
     parser.add_argument("data", help="npz file with the fold")
+    parser.add_argument("--once", action="store_true", help="no second fit")
     arguments = parser.parse_args()
     _limit_processors()
     with np.load(arguments.data) as arrays:
@@ -78,7 +80,7 @@ def main() -> None:
         )
         return
     try:
-        _run(arguments.contender, data)
+        _run(arguments.contender, data, arguments.once)
     except Exception as error:
         lines = str(error).strip().splitlines() or [""]
         _emit({"failure": f"raised {type(error).__name__}: {lines[0]}"})

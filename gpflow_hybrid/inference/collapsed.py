@@ -22,8 +22,11 @@ from ..likelihoods.ratios import RatioGradients, log_expected_ratio
 from ..linalg import EvaluatedCovariance, Marginals, marginals, matvec
 from ..sites import SiteValues
 from . import collapsed_host, variational_host
-from .collapsed_host import GRADIENT_ERROR, NO_CAVITY, NOT_EXACT
+from .collapsed_host import HostCollapse
 from .common import (
+    GRADIENT_ERROR,
+    NO_CAVITY,
+    NOT_EXACT,
     Adjoint,
     Collapse,
     Method,
@@ -40,7 +43,7 @@ from .reports import quadrature_error
 from .variational import Evaluation, Problem, infer_newton, residual_of
 
 
-def collapse(alpha: float, likelihood: Likelihood, *tensors: tf.Tensor) -> Collapse:
+def collapse(alpha: float, likelihood: Likelihood, *tensors: tf.Tensor) -> Collapse | HostCollapse:
     """Infer ``λ*`` from the given sites and solve for the total gradient of ``L_α``.
 
     :param tensors: as for :func:`~gpflow_hybrid.inference.variational.infer_newton`.
@@ -127,9 +130,15 @@ def _all_finite(*tensors: tf.Tensor) -> tf.Tensor:
 
 
 def surrogate(
-    alpha: float, prior: Prior, collapsed: Collapse, likelihood: Likelihood, data: RegressionData
+    alpha: float,
+    prior: Prior,
+    collapsed: Collapse | HostCollapse,
+    likelihood: Likelihood,
+    data: RegressionData,
 ) -> tf.Tensor:
     """``L_α(λ*, θ)`` with the gradient of the collapsed objective, by plain automatic differentiation."""
+    if isinstance(collapsed, HostCollapse):
+        return collapsed.with_gradient(prior)
     sites = SiteValues(*(tf.stop_gradient(x) for x in collapsed.solution.sites))
     q = marginals(prior.K, prior.mean, *sites, collapsed.known)
     at = Marginals(*(tf.stop_gradient(x) for x in q))

@@ -5,14 +5,17 @@ within 1e-9, and the posterior moves there by its derivatives,
 
     δm = Σa,     δv = −(Σ∘Σ)b,     δ log Z = dᵀδr − ½(d∘d + v)ᵀδλ₂     (d and v halfway)
 
-and the expectations of the likelihood by theirs, with errors of second order, below 1e-12. Only Σ itself
-stays where it was, which the gradient feels as a relative error of the size of that step.
+and the expectations of the likelihood by theirs, with errors of second order; the residual that is reported
+is that of these. Σ itself stays where it was. What that changes in the gradient is known to first order but
+for one term, which vanishes for the ELBO.
 """
 
 from __future__ import annotations
 
+import copy
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +24,20 @@ from gpflow.likelihoods import Likelihood
 
 from ..likelihoods.expectations import ExpectationGradients
 from ..likelihoods.ratios import RatioGradients, closed_ratio_gradients
-from ..linalg import EvaluatedCovariance, LatentPosterior, lapack
-from ..linalg.backends import call_on_host
+from ..linalg import lapack
+from ..linalg.backends import LapackBackend, call_on_host
 from ..sites import SiteValues
-from .common import Adjoint, Collapse, Residual
+from .common import (
+    GRADIENT_ERROR,
+    NO_CAVITY,
+    NOT_EXACT,
+    Adjoint,
+    Prior,
+    Residual,
+    Solution,
+)
 from .newton_host import HostSystem, products
-from .variational import goes_too_far, residual_of
+from .variational import residual_of
 from .variational_host import (
     HostEvaluation,
     HostProblem,
@@ -47,88 +58,93 @@ LAST_STEP_TOLERANCE = 1e-3
 WEIGHTS_TOLERANCE = 1e-8
 """Relative error of the weights in the total gradient, an order below that of Σ."""
 
-GRADIENT_ERROR = 1e-5
-"""Relative error of the solved system above which the gradient is not called exact."""
-
-NOT_EXACT = (
-    "gpflow_hybrid: the total gradient is not exact at these hyperparameters; relative error"
-)
-
-NO_CAVITY = (
-    "gpflow_hybrid: a cavity does not exist at these hyperparameters; the training loss falls "
-    "back to the ELBO, a lower bound of the objective."
-)
+LONG_STEP = 1e-5
+"""In units of the posterior: a last step for which first derivatives are not enough."""
 
 
-def collapse(alpha: float, likelihood: Likelihood, *tensors: tf.Tensor) -> Collapse:
+class HostCollapse(NamedTuple):
+    """``λ*``, the objective there, and what its derivatives in the prior are made of."""
+
+    solution: Solution
+    value: tf.Tensor  # []
+    mean_bar: tf.Tensor  # μ̄₀  [N, L]
+    Sigma: tf.Tensor  # [L, N, N]
+    vectors: list[tf.Tensor]  # r, λ₂, d, d̄, v̄ for K̄  [L, N]
+
+    def with_gradient(self, prior: Prior) -> tf.Tensor:
+        """The objective, with its total derivatives in the prior."""
+
+        @tf.custom_gradient
+        def attach(K: tf.Tensor, mean: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
+            def grad(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+                r, lambda_2, d, d_bar, v_bar = self.vectors
+                bars = (upstream * d_bar, upstream * v_bar, upstream * tf.ones_like(r[:, 0]))
+                K_bar = LapackBackend().kernel_adjoint(self.Sigma, r, lambda_2, d, *bars)
+                if K.shape[0] == 1 != K_bar.shape[0]:
+                    K_bar = tf.reduce_sum(K_bar, axis=0, keepdims=True)
+                return K_bar, upstream * self.mean_bar
+
+            return tf.identity(self.value), grad
+
+        return attach(*prior)
+
+
+def collapse(alpha: float, likelihood: Likelihood, *tensors: tf.Tensor) -> HostCollapse:
     """Infer ``λ*`` from the given sites and solve for the total gradient of ``L_0`` or ``L_1``."""
+    likelihood = copy.copy(likelihood)  # a graph that holds the original would keep it alive
 
     def on_host(*arrays: Any) -> tuple[Array, ...]:
         *problem, lambda_1, lambda_2, tolerance, max_steps = arrays
         start = SiteValues(lambda_1, lambda_2)
-        return _collapse(alpha, HostProblem(likelihood, *problem), start, tolerance, max_steps)
+        found = _collapse(alpha, HostProblem(likelihood, *problem), start, tolerance, max_steps)
+        return tuple(np.asarray(x, lambda_1.dtype) for x in found)
 
     K, columns = tensors[0], tensors[4].shape  # [N, L]
-    rows, pair = tf.TensorShape(columns[::-1]), tf.TensorShape([2]).concatenate(columns)
-    shapes = [pair, [5], [], columns, columns, pair, rows, rows, rows[:1]]
-    *found, shift, variance, log_normaliser, Sigma = call_on_host(
-        on_host, list(tensors), [*shapes, rows[:1].concatenate(K.shape[1:])]
+    rows = tf.TensorShape(columns[::-1])
+    sites, numbers, value, mean_bar, vectors, Sigma = call_on_host(
+        on_host,
+        list(tensors),
+        [
+            tf.TensorShape([2]).concatenate(columns),
+            [5],
+            [],
+            columns,
+            tf.TensorShape([5]).concatenate(rows),
+            rows[:1].concatenate(K.shape[1:]),
+        ],
     )
-    sites, numbers, value, mean_bar, variance_bar, weights = found
-    return Collapse(
-        unpack_solution(sites, numbers),
-        Residual(*tf.unstack(weights)),
-        EvaluatedCovariance(LatentPosterior(shift, variance, log_normaliser), Sigma),
-        Adjoint(value, mean_bar, variance_bar),
-    )
+    solution = unpack_solution(sites, numbers)
+    return HostCollapse(solution, value, mean_bar, Sigma, tf.unstack(vectors))
 
 
 def _collapse(
     alpha: float, problem: HostProblem, start: SiteValues, tolerance: float, max_steps: int
-) -> tuple[Array, ...]:
-    """What :func:`collapse` needs of the host, as arrays."""
-    solution, at = from_warm_start(problem, start, max(tolerance, POLISHED_FROM), max_steps)
-    # At a first guess that is no distribution there is nothing to solve: NaN all through.
-    is_valid = bool(np.isfinite(at.elbo))
-    system = problem.system(at, rough=alpha == 0.0) if is_valid else None
-    if system is not None and solution.residual <= max(tolerance, POLISHED_FROM):
-        at = _polished(problem, system, at)
-        solution = solution._replace(sites=at.sites, value=at.elbo, residual=problem.measure(at))
-    # E_q[log t] = λ₁m − ½λ₂(m² + v); the derivative in m is the residual a
-    lambda_2 = at.sites.lambda_2
-    rest = residual_of(at.q, at.sites, at.E)
-    adjoint = Adjoint(at.elbo, rest.a, at.E.variance + 0.5 * lambda_2)
-    weights = Residual(np.zeros_like(rest.a), np.zeros_like(rest.b))
-    if system is not None and alpha > 0.0:
-        X, Y = problem.data
-        ratio = closed_ratio_gradients(
-            problem.likelihood, X, at.q.mean, at.q.variance, Y, *at.sites
-        )
-        solved = _weights(system, at, ratio)
-        # Where a cavity does not exist L_α does not either; the ELBO, its lower bound, stands in, so
-        # that an optimiser can back away.
-        if (lambda_2 * at.q.variance < 1.0).all() and np.isfinite(solved).all():
-            weights, adjoint = solved, _total_adjoint(system, at, ratio, solved, rest)
-        else:
-            print(NO_CAVITY, file=sys.stderr, flush=True)
-    Sigma = np.zeros_like(problem.K) if system is None else system.Sigma
-    found = (
-        *pack(solution),
-        adjoint.value,
-        adjoint.mean,
-        adjoint.variance,
-        np.stack(weights),
-        *(np.stack([part[i] for part in at.parts]) for i in range(3)),
-        np.broadcast_to(Sigma, (problem.num_latent, *Sigma.shape[1:])),
-    )
-    return tuple(np.asarray(x, problem.K.dtype) for x in found)
+) -> tuple[Any, ...]:
+    """What :func:`collapse` needs of the host."""
+    near = max(tolerance, POLISHED_FROM)
+    solution, at = from_warm_start(problem, start, near, max_steps)
+    if not np.isfinite(at.elbo):  # nothing to solve
+        vectors = np.full((5, *problem.mean.T.shape), np.nan)
+        nothing = np.zeros((problem.num_latent, *problem.K.shape[1:]))
+        return *pack(solution), np.nan, vectors[0].T, vectors, nothing
+    system = problem.system(at, rough=alpha == 0.0)
+    end = _polished(problem, system, at) if solution.residual <= near else at
+    if end is None:  # not so near after all
+        solution, end = problem.newton(at.sites, tolerance, max_steps)
+        at, system = end, problem.system(end, rough=alpha == 0.0)
+    solution = solution._replace(sites=end.sites, value=end.elbo, residual=problem.measure(end))
+    adjoint = _bound(end) if alpha == 0.0 else _total_adjoint(problem, system, end)
+    mean_bar, vectors = _prior_adjoint(problem, system, at, end, adjoint)
+    return *pack(solution), adjoint.value, mean_bar, vectors, system.Sigma
 
 
-def _polished(problem: HostProblem, system: HostSystem, at: HostEvaluation) -> HostEvaluation:
-    """After one more Newton step, by the derivatives of the posterior."""
+def _polished(
+    problem: HostProblem, system: HostSystem, at: HostEvaluation
+) -> HostEvaluation | None:
+    """After one more Newton step, by the derivatives of the posterior; None if it is too long for that."""
     step, (a, b) = newton_step(system, at, LAST_STEP_TOLERANCE)
-    if goes_too_far(step, at.sites.lambda_2, -2.0 * at.E.variance, at.q.variance).any():
-        return at
+    if not max(np.max(np.abs(x)) for x in system.units * np.stack([a.T, b.T])) <= LONG_STEP:
+        return None
     sites = SiteValues(*(x + d for x, d in zip(at.sites, step, strict=True)))
     moves = zip(
         at.parts,
@@ -141,7 +157,7 @@ def _polished(problem: HostProblem, system: HostSystem, at: HostEvaluation) -> H
     moved = problem.known(
         sites, [_moved(*each) for each in moves], lambda m, v: _expectations_near(at, system, m, v)
     )
-    return moved if np.isfinite(moved.elbo) else at
+    return moved if np.isfinite(moved.elbo) else None
 
 
 def _expectations_near(
@@ -172,8 +188,37 @@ def _moved(
     )
 
 
+def _bound(at: HostEvaluation) -> Adjoint:
+    """The ELBO. ``E_q[log t] = λ₁m − ½λ₂(m² + v)``: the derivative in m is the residual a."""
+    a, _ = residual_of(at.q, at.sites, at.E)
+    return Adjoint(at.elbo, a, at.E.variance + 0.5 * at.sites.lambda_2)
+
+
+def _total_adjoint(problem: HostProblem, system: HostSystem, at: HostEvaluation) -> Adjoint:
+    """``L_1 + wᵀρ`` and its derivatives in m and v: those of the ratio, and ``wᵀ∂ρ`` with
+    ``∂ρ_a = (E_mm + λ₂) ∂m + E_mv ∂v``, ``∂ρ_b = −2 (E_vm ∂m + E_vv ∂v)``; exact expectations have
+    ``E_mm = 2 E_v``."""
+    X, Y = problem.data
+    m, v, lambda_2 = at.q.mean, at.q.variance, at.sites.lambda_2
+    ratio = closed_ratio_gradients(problem.likelihood, X, m, v, Y, *at.sites)
+    wa, wb = weights = _weights(system, at, ratio)
+    # Where a cavity does not exist L_1 does not either; the ELBO, its lower bound, stands in, so that an
+    # optimiser can back away.
+    if not ((lambda_2 * v < 1.0).all() and np.isfinite(weights).all()):
+        print(NO_CAVITY, file=sys.stderr, flush=True)
+        return _bound(at)
+    mv, vv = system.mv.T, system.vv.T
+    residual = residual_of(at.q, at.sites, at.E)
+    correction = sum(np.sum(w * r) for w, r in zip(weights, residual, strict=True))
+    return Adjoint(
+        at.q.log_normaliser + ratio.value + correction,
+        ratio.m + (2.0 * at.E.variance + lambda_2) * wa - 2.0 * mv * wb,
+        ratio.v + mv * wa - 2.0 * vv * wb,
+    )
+
+
 def _weights(system: HostSystem, at: HostEvaluation, ratio: RatioGradients) -> Residual:
-    """``w = J⁻ᵀ ∂L_α/∂λ`` in the coordinates ``a = δλ₁ − m δλ₂``, ``b = δλ₂``."""
+    """``w = J⁻ᵀ ∂L_1/∂λ`` in the coordinates ``a = δλ₁ − m δλ₂``, ``b = δλ₂``."""
     m, v = at.q.mean, at.q.variance
     # δm = Σa, δv = −(Σ∘Σ)b, δλ₁ = a + mb, δλ₂ = b; ∂log Z/∂λ = (m, −½(m² + v))
     d_1, d_2 = ratio.lambda_1 + m, ratio.lambda_2 - 0.5 * (m * m + v)
@@ -185,21 +230,24 @@ def _weights(system: HostSystem, at: HostEvaluation, ratio: RatioGradients) -> R
     return Residual(w[0].T, w[1].T)
 
 
-def _total_adjoint(
+def _prior_adjoint(
+    problem: HostProblem,
     system: HostSystem,
     at: HostEvaluation,
-    ratio: RatioGradients,
-    weights: Residual,
-    residual: Residual,
-) -> Adjoint:
-    """``L_α + wᵀρ`` and its derivatives in m and v: those of the ratio, and ``wᵀ∂ρ`` with
-    ``∂ρ_a = (E_mm + λ₂) ∂m + E_mv ∂v``, ``∂ρ_b = −2 (E_vm ∂m + E_vv ∂v)``; exact expectations have
-    ``E_mm = 2 E_v``."""
-    wa, wb = weights
-    mv, vv = system.mv.T, system.vv.T
-    correction = sum(np.sum(w * r) for w, r in zip(weights, residual, strict=True))
-    return Adjoint(
-        at.q.log_normaliser + ratio.value + correction,
-        ratio.m + (2.0 * at.E.variance + at.sites.lambda_2) * wa - 2.0 * mv * wb,
-        ratio.v + mv * wa - 2.0 * vv * wb,
-    )
+    end: HostEvaluation,
+    adjoint: Adjoint,
+) -> tuple[Array, Array]:
+    """``μ̄₀ = A(d̄ + r)`` and the vectors that make K̄ with the Σ of the step before the last.
+
+    With λ₂ = λ₂' − b of that step, ``A' = A(I − BΣ)`` and ``A'Λ' = AΛ + ABAᵀ`` to first order. So d̄ − BΣd̄
+    takes the place of d̄, v̄ − ½b that of v̄, and ``A'r' = r' − λ₂'d'`` is as it is. What b changes in
+    ``A diag(v̄) Aᵀ`` is left out: a relative error of that term of the size of b.
+    """
+    lambda_2 = at.sites.lambda_2.T
+    b = end.sites.lambda_2.T - lambda_2
+    d_bar, v_bar = adjoint.mean.T, adjoint.variance.T
+    d = np.stack([part.shift for part in end.parts])
+    r = (end.sites.lambda_1 - end.sites.lambda_2 * problem.mean).T
+    d_bar = d_bar - b * products(system.Sigma, d_bar)
+    mean_bar = d_bar - lambda_2 * products(system.Sigma, d_bar) + r - (lambda_2 + b) * d
+    return mean_bar.T, np.stack([r - b * d, lambda_2, d, d_bar, v_bar - 0.5 * b])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 from gpflow.base import RegressionData
@@ -17,6 +17,18 @@ from ..sites import SiteValues
 
 # Status of a finished loop.
 CONVERGED, EXHAUSTED, STALLED, INVALID_START = range(4)
+
+GRADIENT_ERROR = 1e-5
+"""Relative error of the solved system above which the gradient is not called exact."""
+
+NOT_EXACT = (
+    "gpflow_hybrid: the total gradient is not exact at these hyperparameters; relative error"
+)
+
+NO_CAVITY = (
+    "gpflow_hybrid: a cavity does not exist at these hyperparameters; the training loss falls "
+    "back to the ELBO, a lower bound of the objective."
+)
 
 ACCEPTABLE_RESIDUAL = 1e-4
 """Residual above which an iteration from a warm start is tried again from zero sites."""
@@ -73,6 +85,14 @@ class Collapse(NamedTuple):
     """The objective and its derivatives, where the iteration has them."""
 
 
+class Collapsed(Protocol):
+    """What a method's ``collapse`` finds and its ``surrogate`` takes."""
+
+    @property
+    def solution(self) -> Solution:
+        """``λ*``, and how it was found."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Method:
     """How sites are updated and which value is learnt from: all that distinguishes two site models.
@@ -86,9 +106,9 @@ class Method:
     """What the fixed point depends on, beside model and data."""
     solve: Callable[..., Solution]
     """From one start to the fixed point."""
-    collapse: Callable[..., Collapse]
+    collapse: Callable[..., Collapsed]
     """The fixed point for a training loss, and the weights of its total gradient."""
-    surrogate: Callable[[Prior, Collapse, Likelihood, RegressionData], tf.Tensor]
+    surrogate: Callable[[Prior, Any, Likelihood, RegressionData], tf.Tensor]
     """The learning objective, whose automatic derivative at constant λ* is the total one."""
     when_stalled: str
     """What it means that the iteration cannot go on, and what to do."""

@@ -225,11 +225,15 @@ def _gmres(
 
 
 def _squares(matrices: Array) -> Array:
-    if len(matrices) > 1:
-        return matrices * matrices
-    return np.multiply(
-        matrices, matrices, out=empty_matrix(matrices.shape[-1], matrices.dtype)[None]
+    """``A∘A`` on and below the diagonals."""
+    size = matrices.shape[-1]
+    found = (
+        empty_matrix(size, matrices.dtype)[None] if len(matrices) == 1 else np.empty_like(matrices)
     )
+    for rows in row_blocks(size):
+        part = matrices[:, rows, : rows.stop]
+        np.multiply(part, part, out=found[:, rows, : rows.stop])
+    return found
 
 
 def products(matrices: Array, vectors: Array) -> Array:

@@ -61,7 +61,7 @@ SHRINK_LIMIT = 0.95
 """No step may take away more than this part of a marginal's precision, or of a positive site."""
 
 FEW_DATA = 300
-"""Number of data up to which a rough curvature saves less than tracing it takes."""
+"""Number of data up to which a rough curvature saves nothing worth having."""
 
 WILD_SITE = 1e3
 """Precision of a first site, in units of the prior's, at which the prior's variance is not believed."""

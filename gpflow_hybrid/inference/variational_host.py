@@ -7,6 +7,7 @@ iteration in it, and the expectations of a few hundred data are not divided amon
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ import numpy.typing as npt
 import tensorflow as tf
 from gpflow.likelihoods import Likelihood
 
-from ..likelihoods.expectations import ExpectationGradients, expected_log_site
+from ..likelihoods.expectations import ExpectationGradients, expected_log_site, works_on_arrays
 from ..linalg import Marginals, backend, lapack
 from ..linalg.backends import call_on_host
 from ..sites import SiteValues
@@ -30,7 +31,7 @@ from .common import (
     Solution,
     relative_norm,
 )
-from .newton import STEP_TOLERANCE
+from .newton import STEP_TOLERANCE, has_rough_curvature
 from .newton_host import LARGE, HostSystem
 from .variational import (
     FEW_DATA,
@@ -50,7 +51,7 @@ Array = npt.NDArray[Any]
 
 def works_on_host(likelihood: Likelihood) -> bool:
     """Whether the iteration can run here, on arrays, with the linear algebra of the moment."""
-    return backend().name == "lapack" and getattr(likelihood, "works_on_arrays", False)
+    return works_on_arrays(likelihood) and backend().name == "lapack"
 
 
 class HostEvaluation(NamedTuple):
@@ -131,8 +132,9 @@ class HostProblem:
     def system(self, at: HostEvaluation, *, rough: bool, mirrored: bool = True) -> HostSystem:
         """The Newton system at an evaluated λ, with a rough curvature and half of Σ if that will do."""
         X, Y = self.data
-        rough = rough and len(self.mean) > FEW_DATA
-        mv, vv = self.likelihood.expectation_curvature(X, at.q.mean, at.q.variance, Y, rough=rough)
+        is_rough = rough and len(self.mean) > FEW_DATA and has_rough_curvature(self.likelihood)
+        cheaper = {"rough": True} if is_rough else {}
+        mv, vv = self.likelihood.expectation_curvature(X, at.q.mean, at.q.variance, Y, **cheaper)
         cross = _diagonal(mv)
         hessian = (_diagonal(2.0 * at.E.variance), cross, cross, _diagonal(vv))
         return HostSystem(
@@ -157,7 +159,8 @@ class HostProblem:
         self, start: SiteValues, tolerance: float, max_steps: int
     ) -> tuple[Solution, HostEvaluation]:
         """Damped Newton, monotone in the ELBO; what it found, and everything known there."""
-        first = at = self.evaluate(start)
+        at = self.evaluate(start)
+        has_started = bool(np.isfinite(at.elbo))
         residual = self.measure(at)
         zero = self.K.dtype.type(0.0)
         mu, steps, evaluations, failures = zero, 0, 1, 0
@@ -187,7 +190,8 @@ class HostProblem:
                 steps, failures = steps + 1, 0
             else:
                 mu, failures = raised(mu), failures + 1
-        if not np.isfinite(first.elbo):
+            del new  # one matrix less while the next is factorised
+        if not has_started:
             status = INVALID_START
         elif residual <= tolerance:
             status = CONVERGED
@@ -253,6 +257,7 @@ def unpack_solution(sites: tf.Tensor, numbers: tf.Tensor) -> Solution:
 
 def infer_newton(likelihood: Likelihood, *tensors: tf.Tensor) -> Solution:
     """:meth:`HostProblem.newton` from plain tensors; the limits are tolerance and number of steps."""
+    likelihood = copy.copy(likelihood)  # a graph that holds the original would keep it alive
 
     def on_host(*arrays: Any) -> tuple[Array, ...]:
         *problem, lambda_1, lambda_2, tolerance, max_steps = arrays

@@ -45,6 +45,26 @@ def _scalar_expectations(
     return tf.reduce_sum(weighted_mean(log_weights, log_prob_at(likelihood, nodes, X, Y)), -1)
 
 
+ON_ARRAYS = ("expectation_derivatives", "expectation_curvature", "log_expected_derivatives")
+"""Methods of a likelihood that works on arrays."""
+
+DENSITIES = ("_scalar_log_prob", "_variational_expectations", "log_expected_power")
+"""Methods that say the same in a graph."""
+
+
+def works_on_arrays(likelihood: Likelihood) -> bool:
+    """Whether a likelihood without parameters takes NumPy's arrays, as its class says: ``works_on_arrays``.
+
+    A subclass that has changed one of the methods must say so again: it may have left the others behind.
+    """
+    kind = type(likelihood)
+    said = next((c for c in kind.__mro__ if "works_on_arrays" in vars(c)), None)
+    if said is None or not vars(said)["works_on_arrays"] or likelihood.variables:
+        return False
+    as_said = (getattr(kind, n, None) is getattr(said, n, None) for n in (*ON_ARRAYS, *DENSITIES))
+    return all(as_said) and all(hasattr(kind, n) for n in ON_ARRAYS)
+
+
 class ExpectationGradients(NamedTuple):
     """``E_q[log p]`` ``[N]`` and its derivatives in the marginal mean and variance ``[N, L]``."""
 

@@ -39,9 +39,8 @@ def _excess_reference(order: int, x: AnyNDArray) -> AnyNDArray:
 
         δ(x) = 1/(x + 2/(x + 3/(x + …))) = Σᵢ wᵢ Re 1/(x + i tᵢ)
 
-    with tᵢ, wᵢ of :func:`_excess_rule`. Differentiating
-    the sum costs no digits; differentiating φ/Φ costs x⁴ of them. Near 0 the sum converges slowly
-    and the elementary formulas are harmless.
+    with tᵢ, wᵢ of :func:`_excess_rule`. Differentiating the sum costs no digits; differentiating φ/Φ
+    costs x⁴ of them. Near 0 the sum converges slowly and the elementary formulas are harmless.
     """
     t, weights = _excess_rule()
     poles = np.maximum(x, 1.5)[:, None] + 1j * t

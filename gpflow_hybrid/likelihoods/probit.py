@@ -98,10 +98,8 @@ class ProbitBernoulli(ScalarLikelihood):
     def log_expected_derivatives(
         self, X: TensorType, Fmu: TensorType, Fvar: TensorType, Y: TensorType
     ) -> tuple[Any, Any, Any]:
-        """``log E[p(y|f)]`` under ``f ~ N(Fmu, Fvar)`` and its derivatives in both, ``[N, P]`` each. ::
-
-        log Φ(z),     z = (2y − 1) Fmu/√(1 + Fvar)
-        """
+        """``log E[p(y|f)] = log Φ((2y − 1) Fmu/√(1 + Fvar))`` for ``f ~ N(Fmu, Fvar)``, and its derivatives
+        in both, ``[N, P]`` each."""
         q2 = 1 + Fvar
         q = functions_of(Fvar).sqrt(q2)
         z = _signed(Fmu, Y) / q

@@ -1,7 +1,8 @@
-"""Functions of the elements of a symmetric matrix, some rows at a time.
+"""Functions of the elements of a symmetric matrix, without whole intermediate ones.
 
-Done on the whole matrix, every intermediate result is a matrix of its own: written to fresh memory, and
-kept for the gradient. Blocks of rows stay in a core's cache, and the gradient evaluates them again.
+Done one operation after the other, every intermediate result is a matrix of its own: written to fresh
+memory, and kept for the gradient. XLA makes one loop over the elements of it all; where it cannot, blocks
+of rows stay in a core's cache. The gradient evaluates the function again.
 """
 
 from __future__ import annotations

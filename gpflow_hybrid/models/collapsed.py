@@ -18,7 +18,7 @@ from ..compilation import call_compiled
 from ..errors import NonFiniteError, in_short
 from ..inference.common import (
     ACCEPTABLE_RESIDUAL,
-    Collapse,
+    Collapsed,
     Method,
     Prior,
     Solution,
@@ -224,7 +224,7 @@ class CollapsedModel(SiteModel):
         tolerance = max(TRAINING_TOLERANCE, 1e3 * float(np.finfo(dtype.as_numpy_dtype).eps))
         return tf.constant(tolerance, dtype), tf.constant(TRAINING_STEPS)
 
-    def _collapse(self, method: Method, prior: Prior) -> Collapse:
+    def _collapse(self, method: Method, prior: Prior) -> Collapsed:
         """``λ*`` from the present sites, stored in the model, and the weights of the gradient."""
         constant = Prior(*(tf.stop_gradient(x) for x in prior))
         limits = self._training_limits(prior.K.dtype)
