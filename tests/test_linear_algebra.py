@@ -292,11 +292,13 @@ def test_kernel_matrices_are_gpflows(kernel: gpflow.kernels.Kernel) -> None:
     ],
     ids=["leaf", "tree", "not_of_one_distance"],
 )
+@pytest.mark.parametrize("large", [20, 3000])
 def test_kernel_matrices_of_many_data(
-    kernel: gpflow.kernels.Kernel, in_graph: bool, monkeypatch: pytest.MonkeyPatch
+    kernel: gpflow.kernels.Kernel, in_graph: bool, large: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some rows at a time, the last block shorter; the upstream gradient need not be symmetric."""
     monkeypatch.setattr(covariances, "MANY_DATA", 10)
+    monkeypatch.setattr(elementwise, "LARGE", large)  # in a graph: in blocks, or by XLA
     monkeypatch.setattr(elementwise, "ELEMENTS", 40 * 7)
     monkeypatch.setattr(distances, "KEPT", 20)
     X = tf.constant(binary()[0])
@@ -318,8 +320,16 @@ def test_functions_by_rows_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -
     A = np.random.default_rng(7).normal(size=(30, 30))
     A = tf.constant(A + A.T)
     scale = tf.Variable(0.3, dtype=tf.float64)
-    found = tf.function(lambda: by_rows(lambda a: tf.sin(scale * a), lambda: A, [scale]))()
+
+    @tf.function(autograph=False)
+    def with_gradient() -> Any:
+        with tf.GradientTape() as tape:
+            found = by_rows(lambda a: tf.sin(scale * a), lambda: A, [scale])
+        return found, tape.gradient(found, scale)
+
+    found, gradient = with_gradient()
     np.testing.assert_allclose(found, np.sin(0.3 * A), rtol=1e-12)
+    np.testing.assert_allclose(gradient, np.sum(A * np.cos(0.3 * A)), rtol=1e-12)
 
 
 @pytest.mark.parametrize("objective", ["elbo", "ep_like"])

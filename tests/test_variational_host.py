@@ -151,7 +151,7 @@ def test_a_bad_warm_start_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kept", [0, 3000])
 def test_a_step_that_fails_is_shortened(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(variational_host, "LARGE", kept)
+    monkeypatch.setattr(newton_host, "LARGE", kept)
     dampings: list[float] = []
     systems = 0
     take, build = HostProblem._newton_step, HostProblem.step_system

@@ -21,6 +21,7 @@ from ..likelihoods.expectations import ExpectationGradients, expected_log_site, 
 from ..linalg import Marginals, backend, lapack
 from ..linalg.backends import call_on_host
 from ..sites import SiteValues
+from . import newton_host
 from .common import (
     ACCEPTABLE_RESIDUAL,
     CONVERGED,
@@ -32,7 +33,7 @@ from .common import (
     relative_norm,
 )
 from .newton import STEP_TOLERANCE, has_rough_curvature
-from .newton_host import LARGE, HostSystem
+from .newton_host import HostSystem
 from .variational import (
     FEW_DATA,
     MAX_DAMPING,
@@ -73,6 +74,7 @@ class HostProblem:
         self.likelihood = likelihood
         self.data = X, Y
         self.num_latent = mean.shape[1]
+        self.is_large = len(mean) > newton_host.LARGE
         self.largest = max(matrix.diagonal().max() for matrix in K)
 
     def kernel_matrix(self, latent: int) -> Array:
@@ -127,7 +129,7 @@ class HostProblem:
 
     def step_system(self, at: HostEvaluation) -> HostSystem:
         """The Newton system at an evaluated λ, without damping, good enough for a step."""
-        return self.system(at, rough=True, mirrored=len(self.mean) > LARGE)
+        return self.system(at, rough=True, mirrored=self.is_large)
 
     def system(self, at: HostEvaluation, *, rough: bool, mirrored: bool = True) -> HostSystem:
         """The Newton system at an evaluated λ, with a rough curvature and half of Σ if that will do."""
@@ -177,7 +179,7 @@ class HostProblem:
             else:
                 system = self.step_system(at) if system is None else system
                 mu, proposal = self._newton_step(system, at, mu)
-            if len(self.mean) > LARGE:
+            if self.is_large:
                 system = None  # memory is dearer there than another Σ after a step that failed
             new = self.evaluate(proposal)
             new_residual = self.measure(new)

@@ -20,6 +20,9 @@ ELEMENTS = 160_000
 PARALLEL = 2
 """Blocks that may be under way at the same time."""
 
+LARGE = 3000
+"""Size above which XLA does not differentiate a whole matrix: it keeps some intermediate ones."""
+
 Elementwise = Callable[[tf.Tensor], tf.Tensor]
 
 
@@ -63,12 +66,12 @@ def _differentiate(
     variables: Sequence[tf.Variable],
     upstream: tf.Tensor,
 ) -> list[tf.Tensor]:
-    """``Σᵢⱼ Uᵢⱼ ∂f(Aᵢⱼ)/∂θ``, inside a graph by XLA as well."""
+    """``Σᵢⱼ Uᵢⱼ ∂f(Aᵢⱼ)/∂θ``, inside a graph by XLA as well, unless memory is dear."""
 
     def gradients(matrix: tf.Tensor, upstream: tf.Tensor) -> list[tf.Tensor]:
         return _weighted_gradients(function, matrix, variables, upstream)
 
-    if tf.executing_eagerly() or not _can_compile():
+    if tf.executing_eagerly() or matrix.shape[0] > LARGE or not _can_compile():
         return _differentiate_blocks(function, matrix, variables, upstream)
     return tf.function(gradients, autograph=False, jit_compile=True)(matrix, upstream)
 
