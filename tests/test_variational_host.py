@@ -370,6 +370,43 @@ def test_half_a_covariance_is_enough(num_negative: int, weak: float) -> None:
             np.testing.assert_array_equal(*(s.solve(r, 1e-8) for s in systems))
 
 
+@pytest.mark.parametrize(("objective", "rtol"), [("elbo", 1e-7), ("ep_like", 3e-6)])
+def test_what_a_last_step_changes_in_the_gradient(
+    objective: str, rtol: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of 5e-5: what remains of it is of second order, and smaller than the step for EP-like."""
+
+    def model() -> gh.CVIModel:
+        return gh.CVIModel(
+            binary(),
+            gpflow.kernels.Matern52(variance=4.0, lengthscales=2.0),
+            PROBIT,
+            gpflow.functions.Constant([0.2]),
+            objective=objective,
+        )
+
+    exact = model()
+    expected = np.concatenate([g.ravel() for g in loss_gradient(exact)])
+    monkeypatch.setattr(collapsed_host, "POLISHED_FROM", 1e-4)
+    monkeypatch.setattr(collapsed_host, "LONG_STEP", 1e-3)
+    monkeypatch.setattr(collapsed_host, "LAST_STEP_TOLERANCE", 1e-6)
+    near = model()
+    lambda_1, lambda_2 = exact.sites.values
+    near.sites.assign(SiteValues(lambda_1 * (1.0 + 5e-5), lambda_2 * (1.0 + 5e-5)))
+    count = 0
+    evaluate = HostProblem.evaluate
+
+    def counted(self: HostProblem, sites: SiteValues) -> Any:
+        nonlocal count
+        count += 1
+        return evaluate(self, sites)
+
+    monkeypatch.setattr(HostProblem, "evaluate", counted)
+    found = np.concatenate([g.ravel() for g in loss_gradient(near)])
+    assert count == 1
+    np.testing.assert_allclose(found, expected, rtol=rtol, atol=rtol * np.max(np.abs(expected)))
+
+
 def test_a_last_step_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Newton's iteration goes on to the tolerance that was asked for."""
     kernel = gpflow.kernels.Matern52(variance=4.0, lengthscales=2.0)

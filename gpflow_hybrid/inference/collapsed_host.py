@@ -7,7 +7,7 @@ within 1e-9, and the posterior moves there by its derivatives,
 
 and the expectations of the likelihood by theirs, with errors of second order; the residual that is reported
 is that of these. Σ itself stays where it was. What that changes in the gradient is known to first order but
-for one term, which vanishes for the ELBO.
+for terms that vanish for the ELBO.
 """
 
 from __future__ import annotations
@@ -239,15 +239,14 @@ def _prior_adjoint(
 ) -> tuple[Array, Array]:
     """``μ̄₀ = A(d̄ + r)`` and the vectors that make K̄ with the Σ of the step before the last.
 
-    With λ₂ = λ₂' − b of that step, ``A' = A(I − BΣ)`` and ``A'Λ' = AΛ + ABAᵀ`` to first order. So d̄ − BΣd̄
-    takes the place of d̄, v̄ − ½b that of v̄, and ``A'r' = r' − λ₂'d'`` is as it is. What b changes in
-    ``A diag(v̄) Aᵀ`` is left out: a relative error of that term of the size of b.
+    With λ₂ = λ₂' − b of that step, ``A'Λ' = AΛ + ABAᵀ`` to first order: v̄ − ½b takes the place of v̄, and
+    ``A'r' = r' − λ₂'d'`` is as it is. What b changes in ``A diag(v̄) Aᵀ`` and ``A d̄`` is left out: a relative
+    error of these, which vanish for the ELBO, of the size of b.
     """
     lambda_2 = at.sites.lambda_2.T
     b = end.sites.lambda_2.T - lambda_2
     d_bar, v_bar = adjoint.mean.T, adjoint.variance.T
     d = np.stack([part.shift for part in end.parts])
     r = (end.sites.lambda_1 - end.sites.lambda_2 * problem.mean).T
-    d_bar = d_bar - b * products(system.Sigma, d_bar)
     mean_bar = d_bar - lambda_2 * products(system.Sigma, d_bar) + r - (lambda_2 + b) * d
     return mean_bar.T, np.stack([r - b * d, lambda_2, d, d_bar, v_bar - 0.5 * b])
