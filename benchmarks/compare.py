@@ -121,7 +121,7 @@ def compare(
                 found[records.key(record)] = record
                 write_report(output, found)
     for dataset in datasets:
-        rows = [r for r in found.values() if r["dataset"] == dataset]
+        rows = report.on_shared_folds([r for r in found.values() if r["dataset"] == dataset])
         print(f"\n{dataset}\n\n{report.table(rows, dataset)}\n\n{report.verdicts(rows, dataset)}")
 
 

@@ -45,6 +45,28 @@ def datasets(records: Iterable[Record]) -> list[str]:
     return sorted(sizes, key=lambda name: (sizes[name], name))
 
 
+def on_shared_folds(records: Sequence[Record]) -> list[Record]:
+    """Of each data set the folds that every contender has: means over others could not be compared."""
+    kept: list[Record] = []
+    for dataset in datasets(records):
+        rows = [r for r in records if r["dataset"] == dataset]
+        folds = {
+            r["contender"]: {s["fold"] for s in of(rows, dataset, r["contender"])} for r in rows
+        }
+        shared = set.intersection(*folds.values())
+        kept += [r for r in rows if r["fold"] in shared]
+    return kept
+
+
+def on_all_folds(records: Sequence[Record]) -> list[Record]:
+    """Of one data set the contenders that have all of its folds."""
+    folds = {r["fold"] for r in records}
+    have: dict[str, set[int]] = {}
+    for r in records:
+        have.setdefault(r["contender"], set()).add(r["fold"])
+    return [r for r in records if have[r["contender"]] == folds]
+
+
 def _number(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
@@ -176,17 +198,25 @@ def markdown(records: Sequence[Record]) -> str:
     ]
     for dataset in datasets(records):
         rows = [r for r in records if r["dataset"] == dataset]
-        folds = sorted({r["fold"] for r in rows})
-        floor = mean(of(rows, dataset, "floor"), "seconds")
-        parts += [
-            f"## {dataset.capitalize()}, n = {rows[0]['num_data']}",
-            f"Folds {', '.join(map(str, folds))}."
-            + ("" if floor is None else f" The floor is {1e3 * floor:.3g} ms."),
-            table(rows, dataset),
-            verdicts(rows, dataset),
-        ]
+        parts += [f"## {dataset.capitalize()}, n = {rows[0]['num_data']}"]
+        shared, complete = on_shared_folds(rows), on_all_folds(rows)
+        parts += _section(shared, dataset)
+        if complete != shared:
+            parts += ["Those that ran more folds:", *_section(complete, dataset)]
     parts += ["## Versions", _versions(records)]
     return "\n\n".join(parts) + "\n"
+
+
+def _section(rows: Sequence[Record], dataset: str) -> list[str]:
+    """Table and verdicts on the same folds for all."""
+    folds = sorted({r["fold"] for r in rows})
+    floor = mean(of(rows, dataset, "floor"), "seconds")
+    return [
+        f"{'Fold' if len(folds) == 1 else 'Folds'} {', '.join(map(str, folds))}."
+        + ("" if floor is None else f" The floor is {1e3 * floor:.3g} ms."),
+        table(rows, dataset),
+        verdicts(rows, dataset),
+    ]
 
 
 def plot(records: Sequence[Record], path: Path) -> None:
@@ -198,6 +228,8 @@ def plot(records: Sequence[Record], path: Path) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+
+    records = on_shared_folds(records)
 
     figure, axes = plt.subplots(figsize=(10, 6), layout="constrained")
     colours = plt.get_cmap("tab20")

@@ -73,6 +73,25 @@ def test_peers_without_a_result_are_reported(tmp_path: Path) -> None:
     assert list(records.load(tmp_path / "fits.json").values()) == sorted(rows, key=records.key)
 
 
+def test_means_are_over_the_same_folds() -> None:
+    rows = [
+        fit("cvi_ep_like", 2.0, -0.30),
+        fit("cvi_ep_like", 4.0, -0.10, fold=1),
+        fit("sklearn", 1.0, -0.31),
+        fit("sklearn", 1.0, -0.20, fold=1),
+        fit("vgp_lbfgs", 6.0, -0.30),
+    ]
+    shared, complete = report.on_shared_folds(rows), report.on_all_folds(rows)
+    assert {r["fold"] for r in shared} == {0}
+    assert len(shared) == 3
+    assert {r["contender"] for r in complete} == {"cvi_ep_like", "sklearn"}
+    text = report.markdown(rows)
+    first, second = text.split("Those that ran more folds:")
+    assert "GPflow VGP, L-BFGS, which takes 3 times as long" in first
+    assert "Folds 0, 1." in second
+    assert "no peer that finished has an equal or better" in second
+
+
 def test_a_peer_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environments, "ROOT", tmp_path)
     record = compare.run("gpy_ep", "sonar", 0, 10.0)

@@ -240,8 +240,8 @@ def _prior_adjoint(
     """``μ̄₀ = A(d̄ + r)`` and the vectors that make K̄ with the Σ of the step before the last.
 
     With λ₂ = λ₂' − b of that step, ``A'Λ' = AΛ + ABAᵀ`` to first order: v̄ − ½b takes the place of v̄, and
-    ``A'r' = r' − λ₂'d'`` is as it is. What b changes in ``A diag(v̄) Aᵀ`` and ``A d̄`` is left out: a relative
-    error of these, which vanish for the ELBO, of the size of b.
+    ``A'r' = r' − λ₂'d'`` is as it is. What b changes in ``A diag(v̄) Aᵀ`` and ``A d̄`` is left out: a
+    relative error of these, which vanish for the ELBO, of the size of b.
     """
     lambda_2 = at.sites.lambda_2.T
     b = end.sites.lambda_2.T - lambda_2
