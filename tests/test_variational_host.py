@@ -42,6 +42,20 @@ def problem(
     return kernel(X).numpy()[None], mean, X, Y
 
 
+@pytest.fixture
+def evaluations(monkeypatch: pytest.MonkeyPatch) -> list[SiteValues]:
+    """Where a posterior is evaluated from now on."""
+    seen: list[SiteValues] = []
+    evaluate = HostProblem.evaluate
+
+    def noted(self: HostProblem, sites: SiteValues) -> Any:
+        seen.append(sites)
+        return evaluate(self, sites)
+
+    monkeypatch.setattr(HostProblem, "evaluate", noted)
+    return seen
+
+
 # The formulas on arrays
 
 
@@ -234,23 +248,15 @@ def test_the_last_step_needs_no_factorisation() -> None:
     np.testing.assert_allclose(polished.elbo, exact.value, rtol=1e-13)
 
 
-def test_evaluations_of_a_loss_near_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluations_of_a_loss_near_the_last(evaluations: list[SiteValues]) -> None:
     """Three factorisations, the first of them at the sites of the last loss."""
     kernel = gpflow.kernels.Matern52(variance=4.0, lengthscales=2.0)
     model = gh.CVIModel(binary(), kernel, PROBIT)
     model.training_loss()
-    count = 0
-    evaluate = HostProblem.evaluate
-
-    def counted(self: HostProblem, sites: SiteValues) -> Any:
-        nonlocal count
-        count += 1
-        return evaluate(self, sites)
-
-    monkeypatch.setattr(HostProblem, "evaluate", counted)
+    evaluations.clear()
     kernel.lengthscales.assign(2.0 * 1.01)
     model.training_loss()
-    assert count == 3
+    assert len(evaluations) == 3
 
 
 # Where it is taken
@@ -372,7 +378,10 @@ def test_half_a_covariance_is_enough(num_negative: int, weak: float) -> None:
 
 @pytest.mark.parametrize(("objective", "rtol"), [("elbo", 1e-7), ("ep_like", 3e-6)])
 def test_what_a_last_step_changes_in_the_gradient(
-    objective: str, rtol: float, monkeypatch: pytest.MonkeyPatch
+    objective: str,
+    rtol: float,
+    evaluations: list[SiteValues],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A step of 5e-5: what remains of it is of second order, and smaller than the step for EP-like."""
 
@@ -393,17 +402,9 @@ def test_what_a_last_step_changes_in_the_gradient(
     near = model()
     lambda_1, lambda_2 = exact.sites.values
     near.sites.assign(SiteValues(lambda_1 * (1.0 + 5e-5), lambda_2 * (1.0 + 5e-5)))
-    count = 0
-    evaluate = HostProblem.evaluate
-
-    def counted(self: HostProblem, sites: SiteValues) -> Any:
-        nonlocal count
-        count += 1
-        return evaluate(self, sites)
-
-    monkeypatch.setattr(HostProblem, "evaluate", counted)
+    evaluations.clear()
     found = np.concatenate([g.ravel() for g in loss_gradient(near)])
-    assert count == 1
+    assert len(evaluations) == 1
     np.testing.assert_allclose(found, expected, rtol=rtol, atol=rtol * np.max(np.abs(expected)))
 
 
