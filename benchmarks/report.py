@@ -34,9 +34,14 @@ def of(records: Iterable[Record], dataset: str, contender: str) -> list[Record]:
 
 
 def mean(records: Sequence[Record], field: str) -> float | None:
-    """The mean of a field over the folds that have it."""
-    values = [r[field] for r in records if r.get(field) is not None]
-    return float(np.mean(values)) if values else None
+    """The mean of a field over the folds, if all of them have it."""
+    values = [r.get(field) for r in records]
+    return float(np.mean(values)) if values and None not in values else None
+
+
+def limit(records: Sequence[Record]) -> float | None:
+    """The seconds after which a fold was stopped, if one was."""
+    return max((r["at_least"] for r in records if "at_least" in r), default=None)
 
 
 def datasets(records: Iterable[Record]) -> list[str]:
@@ -92,6 +97,8 @@ def row(name: str, fits: Sequence[Record], floor: float | None, ours: float | No
         found = [record.get("failure"), record.get("note")]
         if record.get("log_sigma", 0.0) < VANISHED:
             found.append("no fit: the kernel variance went to zero")
+        elif record.get("log_density", 0.0) < COIN:
+            found.append("no fit: predicts no better than a coin")
         if record.get("processor_seconds", np.inf) < STARVED * record.get("seconds", 0.0):
             found.append("the machine was busy with other work: run again")
         remarks += [remark for remark in found if remark and remark not in remarks]
@@ -139,8 +146,9 @@ def verdict(records: Sequence[Record], dataset: str, ours: str) -> str:
         if time is not None and reached is not None:
             if reached >= density - SAME_DENSITY:
                 equal[name] = time
-        elif (limit := mean(fits, "at_least")) is not None:
-            unknown.append(f"{contender.label} (more than {limit / seconds:.3g} times as long)")
+        elif (stopped_at := limit(fits)) is not None:
+            ratio = stopped_at / seconds
+            unknown.append(f"{contender.label} (more than {ratio:.3g} times as long)")
     nearest = min(equal, key=lambda name: equal[name], default=None)
     said = (
         "no peer that finished has an equal or better predictive density."
@@ -194,14 +202,14 @@ def markdown(records: Sequence[Record]) -> str:
         "the test part, from each library's own predicted probabilities.",
         _machine(records),
         "![Seconds of the whole fit against n](fits.png)\n\nHollow: predicts no better than a coin; "
-        "triangles: stopped by the limit.",
+        "triangles: stopped by the limit, which counts the start of Python and imports as well.",
     ]
     for dataset in datasets(records):
         rows = [r for r in records if r["dataset"] == dataset]
         parts += [f"## {dataset.capitalize()}, n = {rows[0]['num_data']}"]
         shared, complete = on_shared_folds(rows), on_all_folds(rows)
         parts += _section(shared, dataset)
-        if complete != shared:
+        if complete != shared and {r["contender"] for r in complete} != {"floor"}:
             parts += ["Those that ran more folds:", *_section(complete, dataset)]
     parts += ["## Versions", _versions(records)]
     return "\n\n".join(parts) + "\n"

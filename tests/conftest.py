@@ -5,8 +5,7 @@ import os
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 _IN_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 if _IN_WORKER:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import signal  # noqa: E402
 from collections.abc import Iterator  # noqa: E402

@@ -31,8 +31,8 @@ def posterior(choice: str) -> Callable[[], float]:
 def test_a_posterior_costs_little_more_than_its_factorisation() -> None:
     # The shortest times: what other processes do can only lengthen them.
     calls = [floor_of(N), posterior("lapack"), posterior("tensorflow")]
-    floor, lapack, tensorflow = in_turn(calls, 7, np.min)
-    assert lapack < 2.0 * floor  # asked for: 2
+    floor, lapack, tensorflow = in_turn(calls, 21, np.min)
+    assert lapack < 2.0 * floor  # asked for: 2; about 1.5 is seen
     assert lapack < 0.9 * tensorflow  # 0.4 to 0.75 on one thread, by processor
 
 

@@ -126,8 +126,11 @@ def test_the_same_steps_as_in_a_graph(
     with gh.linear_algebra("lapack"):
         graph = tf.function(lambda: variational.infer_newton(PROBIT, *tensors), autograph=False)()
     solution, at = HostProblem(PROBIT, *arrays).newton(SiteValues(zeros, zeros), 1e-9, 200)
-    for name in ("status", "num_steps", "num_evaluations"):
-        assert int(getattr(solution, name)) == int(getattr(graph, name)), name
+    assert int(solution.status) == int(graph.status)
+    # In a wide prior rounding decides on a last step.
+    may_differ = 0 if variance < 1e4 else 1
+    assert abs(int(solution.num_steps) - int(graph.num_steps)) <= may_differ
+    assert abs(int(solution.num_evaluations) - int(graph.num_evaluations)) <= may_differ
     np.testing.assert_allclose(solution.value, graph.value, rtol=1e-10)
     for x, y in zip(solution.sites, graph.sites, strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-9)

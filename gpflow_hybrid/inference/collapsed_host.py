@@ -130,7 +130,12 @@ def _collapse(
     system = problem.system(at, rough=alpha == 0.0)
     end = _polished(problem, system, at) if solution.residual <= near else at
     if end is None:  # not so near after all
+        before = solution
         solution, end = problem.newton(at.sites, tolerance, max_steps)
+        solution = solution._replace(
+            num_steps=before.num_steps + solution.num_steps,
+            num_evaluations=before.num_evaluations + solution.num_evaluations,
+        )
         at, system = end, problem.system(end, rough=alpha == 0.0)
     solution = solution._replace(sites=end.sites, value=end.elbo, residual=problem.measure(end))
     adjoint = _bound(end) if alpha == 0.0 else _total_adjoint(problem, system, end)
@@ -143,7 +148,7 @@ def _polished(
 ) -> HostEvaluation | None:
     """After one more Newton step, by the derivatives of the posterior; None if it is too long for that."""
     step, (a, b) = newton_step(system, at, LAST_STEP_TOLERANCE)
-    if not max(np.max(np.abs(x)) for x in system.units * np.stack([a.T, b.T])) <= LONG_STEP:
+    if not np.max(np.abs(system.units * np.stack([a.T, b.T]))) <= LONG_STEP:
         return None
     sites = SiteValues(*(x + d for x, d in zip(at.sites, step, strict=True)))
     moves = zip(

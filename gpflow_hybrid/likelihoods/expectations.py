@@ -48,7 +48,13 @@ def _scalar_expectations(
 ON_ARRAYS = ("expectation_derivatives", "expectation_curvature", "log_expected_derivatives")
 """Methods of a likelihood that works on arrays."""
 
-DENSITIES = ("_scalar_log_prob", "_variational_expectations", "log_expected_power")
+DENSITIES = (
+    "_log_prob",
+    "_scalar_log_prob",
+    "_variational_expectations",
+    "variational_expectations",
+    "log_expected_power",
+)
 """Methods that say the same in a graph."""
 
 
