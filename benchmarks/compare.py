@@ -48,19 +48,20 @@ def run(
     *,
     may_create: bool = False,
     once: bool = False,
+    threads: int = THREADS,
 ) -> records.Record:
     """One fit in a process of its own, as a record."""
     with tempfile.TemporaryDirectory() as directory:
         data = Path(directory) / "fold.npz"
         num_data = write_fold(dataset, fold, data)
-        outcome = launch(contender, data, limit, may_create=may_create, once=once)
+        outcome = launch(contender, data, limit, may_create=may_create, once=once, threads=threads)
     return {
         "contender": contender,
         "dataset": dataset,
         "fold": fold,
         "num_data": num_data,
         "processor": records.processor(),
-        "threads": THREADS,
+        "threads": threads,
         "python": platform.python_version(),
         **outcome,
     }
@@ -75,14 +76,16 @@ def describe(record: records.Record) -> str:
     return f"{start} {record['seconds']:.4g} s{density}"
 
 
-def quick_ratios(dataset: str = "sonar", limit: float = 600.0) -> dict[str, float]:
+def quick_ratios(
+    dataset: str = "sonar", limit: float = 600.0, threads: int = THREADS
+) -> dict[str, float]:
     """Seconds of GPflow's VGP with L-BFGS as multiples of those of our collapsed fits, by objective.
 
     First fits, each in a fresh process; a fit that fails raises.
     """
     seconds = {}
     for name in QUICK:
-        record = run(name, dataset, 0, limit, once=True)
+        record = run(name, dataset, 0, limit, once=True, threads=threads)
         print(describe(record), flush=True)
         if "failure" in record:
             raise RuntimeError(describe(record))

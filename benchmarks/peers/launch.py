@@ -13,12 +13,14 @@ from .environments import NotInstalled, interpreter, without_addresses
 from .run import THREADS
 
 PROJECT = Path(__file__).parents[2]
+COUNTED = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "TF_NUM_INTRAOP_THREADS",
+    "TF_NUM_INTEROP_THREADS",
+)
 ENVIRONMENT = {
-    "OMP_NUM_THREADS": str(THREADS),
-    "OPENBLAS_NUM_THREADS": str(THREADS),
-    "MKL_NUM_THREADS": str(THREADS),
-    "TF_NUM_INTRAOP_THREADS": str(THREADS),
-    "TF_NUM_INTEROP_THREADS": str(THREADS),
     "TF_CPP_MIN_LOG_LEVEL": "3",
     "JAX_PLATFORMS": "cpu",
     "CUDA_VISIBLE_DEVICES": "",
@@ -26,7 +28,13 @@ ENVIRONMENT = {
 
 
 def launch(
-    name: str, data: Path, limit: float, *, may_create: bool = False, once: bool = False
+    name: str,
+    data: Path,
+    limit: float,
+    *,
+    may_create: bool = False,
+    once: bool = False,
+    threads: int = THREADS,
 ) -> dict[str, Any]:
     """What ``benchmarks.peers.run`` says of this contender, or ``{"failure": reason}``."""
     environment = None if name == "floor" else CONTENDERS[name].environment
@@ -39,7 +47,7 @@ def launch(
         done = subprocess.run(
             command,
             cwd=PROJECT,
-            env={**os.environ, **ENVIRONMENT},
+            env={**os.environ, **ENVIRONMENT, **dict.fromkeys(COUNTED, str(threads))},
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
