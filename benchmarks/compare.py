@@ -41,20 +41,16 @@ def write_fold(dataset: str, fold: int, path: Path) -> int:
 
 
 def run(
-    contender: str,
-    dataset: str,
-    fold: int,
-    limit: float,
-    *,
-    may_create: bool = False,
-    once: bool = False,
-    threads: int = THREADS,
+    contender: str, dataset: str, fold: int, limit: float, threads: int = THREADS, **how: bool
 ) -> records.Record:
-    """One fit in a process of its own, as a record."""
+    """One fit in a process of its own, as a record.
+
+    :param how: for :func:`.peers.launch.launch`.
+    """
     with tempfile.TemporaryDirectory() as directory:
         data = Path(directory) / "fold.npz"
         num_data = write_fold(dataset, fold, data)
-        outcome = launch(contender, data, limit, may_create=may_create, once=once, threads=threads)
+        outcome = launch(contender, data, limit, threads, **how)
     return {
         "contender": contender,
         "dataset": dataset,
@@ -85,7 +81,7 @@ def quick_ratios(
     """
     seconds = {}
     for name in QUICK:
-        record = run(name, dataset, 0, limit, once=True, threads=threads)
+        record = run(name, dataset, 0, limit, threads, once=True)
         print(describe(record), flush=True)
         if "failure" in record:
             raise RuntimeError(describe(record))

@@ -15,7 +15,7 @@ from benchmarks.floor import in_turn, measure, timed
 from benchmarks.peers.floor import floor_of
 from gpflow_hybrid.linalg import evaluate
 
-N = 800
+N = 1600
 
 
 def posterior(choice: str) -> Callable[[], float]:
@@ -23,17 +23,17 @@ def posterior(choice: str) -> Callable[[], float]:
     K = gpflow.kernels.Matern52(lengthscales=4.0)(rng.normal(size=(N, 10)))[None]
     r, lam = tf.constant(rng.normal(size=(1, N))), tf.constant(rng.uniform(0.1, 1.0, size=(1, N)))
     with gh.linear_algebra(choice):
-        graph = tf.function(lambda: evaluate(K, r, lam).posterior.log_normaliser, autograph=False)
+        graph = tf.function(lambda: [*evaluate(K, r, lam).posterior], autograph=False)
         graph()
-    return lambda: timed(lambda: graph().numpy())
+    return lambda: timed(lambda: [x.numpy() for x in graph()])
 
 
 def test_a_posterior_costs_little_more_than_its_factorisation() -> None:
     # The shortest times: what other processes do can only lengthen them.
     calls = [floor_of(N), posterior("lapack"), posterior("tensorflow")]
-    floor, lapack, tensorflow = in_turn(calls, 21, np.min)
-    assert lapack < 2.0 * floor  # asked for: 2; about 1.5 is seen
-    assert lapack < 0.9 * tensorflow  # 0.4 to 0.75 on one thread, by processor
+    floor, lapack, tensorflow = in_turn(calls, 9, np.min)
+    assert lapack < 2.0 * floor  # asked for: 2; 1.1 is seen
+    assert lapack < 0.7 * tensorflow
 
 
 def nodes(n: int, likelihood: gpflow.likelihoods.Likelihood) -> int:

@@ -31,10 +31,10 @@ def launch(
     name: str,
     data: Path,
     limit: float,
+    threads: int = THREADS,
     *,
     may_create: bool = False,
     once: bool = False,
-    threads: int = THREADS,
 ) -> dict[str, Any]:
     """What ``benchmarks.peers.run`` says of this contender, or ``{"failure": reason}``."""
     environment = None if name == "floor" else CONTENDERS[name].environment
