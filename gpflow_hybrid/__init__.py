@@ -4,6 +4,7 @@ from . import datasets, errors, evidence, likelihoods, training
 from .comparison import ObjectiveComparison, ObjectiveFit, compare_objectives
 from .errors import (
     CheckpointError,
+    ConvergenceWarning,
     GPflowHybridError,
     InvalidDataError,
     InvalidPosteriorError,
@@ -30,6 +31,7 @@ __all__ = [
     "CVIModel",
     "CheckpointError",
     "CollapsedModel",
+    "ConvergenceWarning",
     "EPModel",
     "EvidenceComparison",
     "EvidenceEstimate",

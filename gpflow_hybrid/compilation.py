@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from .linalg.backends import backend
-
 _CACHE: weakref.WeakKeyDictionary[tf.Module, dict[Hashable, Any]] = weakref.WeakKeyDictionary()
 _MAX_ENTRIES = 16
 _VALUES = (bool, int, float, str, bytes, type(None))
@@ -51,16 +49,16 @@ def fingerprint(module: tf.Module) -> Hashable:
     )
 
 
-def call_compiled(
+def compiled(
     owner: tf.Module, key: Hashable, function: Callable[..., Any], *args: tf.Tensor
-) -> Any:
-    """``function(owner, *args)`` as a compiled graph, unseen by any gradient tape.
+) -> Callable[..., Any]:
+    """``function(owner, *args)`` as a compiled graph for arguments like these, unseen by any gradient tape.
 
-    The graph is reused while ``key``, the linear algebra and the owner's fingerprint stay the same; the
+    The graph is reused while ``key`` and the owner's fingerprint stay the same; the
     cache holds no strong reference to the owner.
     """
     entries = _CACHE.setdefault(owner, {})
-    full_key = (key, backend().name, fingerprint(owner))
+    full_key = (key, fingerprint(owner))
     if full_key not in entries:
         while len(entries) >= _MAX_ENTRIES:
             entries.pop(next(iter(entries)))
@@ -70,13 +68,24 @@ def call_compiled(
             return function(reference(), *args)
 
         # The key has identities in it: what it identifies must live as long as the entry.
-        kept = [value for part in owner.submodules for value in (part, *vars(part).values())]
-        kept += vars(owner).values()
+        identified = [value for part in owner.submodules for value in (part, *vars(part).values())]
+        identified += vars(owner).values()
         graph = tf.function(call, reduce_retracing=True, autograph=False)
-        entries[full_key] = graph, kept
+        entries[full_key] = graph, identified
     # Traced here, because init_scope silences the tapes inside the trace too; run below, where a
     # tape of the caller does not see it.
     specs = [tf.TensorSpec(a.shape, a.dtype) for a in args]
     concrete = entries[full_key][0].get_concrete_function(*specs)
-    with tf.init_scope():
-        return concrete(*args)
+
+    def run(*args: tf.Tensor) -> Any:
+        with tf.init_scope():
+            return concrete(*args)
+
+    return run
+
+
+def call_compiled(
+    owner: tf.Module, key: Hashable, function: Callable[..., Any], *args: tf.Tensor
+) -> Any:
+    """:func:`compiled`, called."""
+    return compiled(owner, key, function, *args)(*args)

@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 __all__ = [
     "CheckpointError",
+    "ConvergenceWarning",
     "GPflowHybridError",
     "InvalidDataError",
     "InvalidPosteriorError",
@@ -35,6 +36,10 @@ class NonFiniteError(GPflowHybridError, ArithmeticError):
 
 class CheckpointError(GPflowHybridError, OSError):
     """A checkpoint cannot be used, or would be overwritten; nothing was changed."""
+
+
+class ConvergenceWarning(UserWarning):
+    """Inference inside training fell short of what it promises; the message says of what."""
 
 
 def in_short(row: npt.ArrayLike) -> str:

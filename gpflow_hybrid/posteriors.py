@@ -16,7 +16,7 @@ from gpflow.utilities import assert_params_false
 from .covariances import covariance, prior_mean, variance
 from .errors import InvalidPosteriorError, NonFiniteError, in_short
 from .linalg import factorise, matvec, offset_sites, posterior_from_factors
-from .sites import Sites
+from .sites import Sites, SiteValues
 
 
 def cache_type(value: PrecomputeCacheType | str | None) -> PrecomputeCacheType:
@@ -79,11 +79,11 @@ class SitePosterior(AbstractPosterior):
         num_latent_gps: int,
         *,
         precompute_cache: PrecomputeCacheType | str | None,
-        before_reading: Callable[[], None] = lambda: None,
+        site_values: Callable[[], SiteValues] | None = None,
     ) -> None:
         super().__init__(kernel, X_data, mean_function=mean_function)
         self.sites = sites
-        self._before_reading = before_reading
+        self._site_values = site_values
         self.num_latent_gps = num_latent_gps
         self.num_data: int | None = X_data.shape[0]
         self.update_cache(cache_type(precompute_cache))
@@ -95,10 +95,10 @@ class SitePosterior(AbstractPosterior):
         super().update_cache(precompute_cache)
 
     def _precompute(self) -> tuple[PrecomputedValue, ...]:
-        self._before_reading()
+        read = self._site_values
+        lambda_1, lambda_2 = self.sites.values if read is None else read()
         self.sites.require_rows(self.X_data)
         assert self.mean_function is not None
-        lambda_1, lambda_2 = self.sites.values
         K = covariance(self.kernel, self.X_data)
         mean = prior_mean(self.mean_function, self.X_data, self.num_latent_gps)
         r, lam = offset_sites(mean, lambda_1, lambda_2)
@@ -110,14 +110,13 @@ class SitePosterior(AbstractPosterior):
         elif not np.isfinite(beta).all():
             raise explain_invalid(self.X_data, K, mean, lambda_2)
         # R = negative · Σ₊-column = negative · (k(X, x) − Kᵀ S B⁻¹ S k(X, x)) = P k − G T
-        G = tf.matmul(factors.negative, factors.V, transpose_b=True)
         dynamic = self.num_data is None
         return (
             PrecomputedValue(beta, (False, dynamic)),
             PrecomputedValue(factors.scale, (False, dynamic)),
             PrecomputedValue(factors.chol, (False, dynamic, dynamic)),
             PrecomputedValue(factors.negative, (False, True, dynamic)),
-            PrecomputedValue(G, (False, True, dynamic)),
+            PrecomputedValue(factors.negative_V, (False, True, dynamic)),
         )
 
     @inherit_check_shapes
@@ -141,7 +140,7 @@ class SitePosterior(AbstractPosterior):
         mean = tf.transpose(matvec(Kxn, beta, transpose_a=True))  # [B·M, L]
         mean = tf.reshape(mean, tf.concat([batch, [num_new, L]], 0))
         T = tf.linalg.triangular_solve(chol, scale[..., None] * Kxn)  # [L, N, B·M]
-        R = tf.matmul(P, Kxn) - tf.matmul(G, T)  # [L, k, B·M]
+        R = self._negative_part(P, Kxn, G, T)  # [L, k, B·M]
 
         if not full_cov:
             explained = tf.reduce_sum(tf.square(T), -2) - tf.reduce_sum(tf.square(R), -2)
@@ -155,6 +154,19 @@ class SitePosterior(AbstractPosterior):
             return tf.reshape(A, tf.concat([batch, tf.shape(A)[1:]], 0))
 
         return mean, covariance(self.kernel, Xnew) - gram(T) + gram(R)
+
+    def _negative_part(
+        self, P: tf.Tensor, Kxn: tf.Tensor, G: tf.Tensor, T: tf.Tensor
+    ) -> tf.Tensor:
+        """``R``. Inside a graph the negative sites' matrices are whole, and usually zero."""
+
+        def correction() -> tf.Tensor:
+            return tf.matmul(P, Kxn) - tf.matmul(G, T)
+
+        if tf.executing_eagerly():
+            return correction()
+        rows = tf.concat([tf.shape(P)[:2], tf.shape(T)[-1:]], 0)
+        return tf.cond(tf.reduce_any(P != 0.0), correction, lambda: tf.zeros(rows, T.dtype))
 
     @inherit_check_shapes
     def _conditional_fused(

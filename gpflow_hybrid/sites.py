@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from gpflow.base import Module, Parameter, TensorType
@@ -10,10 +10,10 @@ from gpflow.config import default_float
 
 
 class SiteValues(NamedTuple):
-    """The numbers of the sites, ``[N, L]`` each, ``λ₂`` signed."""
+    """The numbers of the sites, ``[N, L]`` each, ``λ₂`` signed; tensors or arrays."""
 
-    lambda_1: tf.Tensor
-    lambda_2: tf.Tensor
+    lambda_1: Any
+    lambda_2: Any
 
 
 class Sites(Module):
@@ -22,8 +22,10 @@ class Sites(Module):
     ``λ₂`` is a precision, but a signed one: it is negative where a likelihood is not log-concave.
     """
 
-    # Kept out of summaries and parameter dictionaries; checkpoints still carry it.
-    _TF_MODULE_IGNORED_PROPERTIES = frozenset(("_bound_to", *Module._TF_MODULE_IGNORED_PROPERTIES))
+    # Kept out of summaries and parameter dictionaries; checkpoints still carry them.
+    _TF_MODULE_IGNORED_PROPERTIES = frozenset(
+        ("_is_inferred", "_inferred", "_inferred_for", *Module._TF_MODULE_IGNORED_PROPERTIES)
+    )
 
     def __init__(self, num_data: tf.Tensor, static_num_data: int | None, num_latent_gps: int):
         super().__init__()
@@ -33,9 +35,12 @@ class Sites(Module):
         self.lambda_1 = Parameter(zeros, trainable=False, shape=shape, name="lambda_1")
         #: ``λ₂`` ``[N, L]``, signed
         self.lambda_2 = Parameter(zeros, trainable=False, shape=shape, name="lambda_2")
-        # Fingerprints of λ and of the hyperparameters that a training loss inferred λ for; zero
-        # when λ is the user's own. Of fixed shape: deepcopy of a variable keeps no dynamic one.
-        self._bound_to = tf.Variable(tf.zeros([3, 8], tf.uint8), trainable=False, name="bound_to")
+        # What a training loss inferred, and for which hyperparameters; or λ is the user's own.
+        self._is_inferred = tf.Variable(False, trainable=False, name="is_inferred")
+        self._inferred = tf.Variable(
+            tf.stack([zeros, zeros]), trainable=False, shape=(2, *shape), name="inferred"
+        )
+        self._inferred_for = _vector(0)
 
     @property
     def values(self) -> SiteValues:
@@ -43,6 +48,11 @@ class Sites(Module):
         return SiteValues(
             *(tf.convert_to_tensor(_variable_of(x)) for x in (self.lambda_1, self.lambda_2))
         )
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the sites are constants, as in a frozen copy of a model."""
+        return not isinstance(self.lambda_1, Parameter)
 
     def require_rows(self, X: TensorType) -> None:
         """Refuse data whose number of rows is not that of the sites."""
@@ -56,35 +66,51 @@ class Sites(Module):
         )
 
     def assign(self, values: SiteValues) -> None:
-        """Set both parameters."""
+        """Set both parameters; they are the user's own: nothing moves them with the hyperparameters."""
         _variable_of(self.lambda_1).assign(values.lambda_1)
         _variable_of(self.lambda_2).assign(values.lambda_2)
+        self.release()
 
     def reset(self, num_data: tf.Tensor) -> None:
         """Back to zero, for ``num_data`` data: q = prior."""
         zeros = tf.zeros((num_data, self.lambda_1.shape[1]), dtype=self.lambda_1.dtype)
         self.assign(SiteValues(zeros, zeros))
-        self.release()
+        self._inferred.assign(tf.stack([zeros, zeros]))
 
-    def bind(self, hyperparameters: tf.Tensor) -> None:
-        """Remember that the present λ was inferred for these hyperparameters."""
-        self._bound_to.assign(self._binding(hyperparameters))
+    def store_inferred(self, values: SiteValues, hyperparameters: tf.Tensor) -> None:
+        """Set both parameters to what was inferred for these hyperparameters."""
+        self.assign(values)
+        self.expect_hyperparameters(hyperparameters)
+        self._inferred.assign(tf.stack(values))
+        self._inferred_for.assign(hyperparameters)
+        self._is_inferred.assign(True)
+
+    def expect_hyperparameters(self, hyperparameters: tf.Tensor) -> None:
+        """Make room to remember so many; their number changes only when a part of a model is replaced."""
+        if self._inferred_for.shape != hyperparameters.shape:
+            with tf.init_scope():
+                self._inferred_for = _vector(hyperparameters.shape[0])
 
     def release(self) -> None:
         """λ is the user's own: it belongs to whatever the hyperparameters are."""
-        self._bound_to.assign(tf.zeros_like(self._bound_to))
+        self._is_inferred.assign(False)
 
-    def is_bound(self) -> tf.Tensor:
+    def is_inferred(self) -> tf.Tensor:
         """Whether a training loss has inferred λ."""
-        return tf.reduce_any(tf.not_equal(self._bound_to, 0))
+        return tf.convert_to_tensor(self._is_inferred)
 
-    def bound_elsewhere(self, hyperparameters: tf.Tensor) -> tf.Tensor:
+    def is_stale(self, hyperparameters: tf.Tensor) -> tf.Tensor:
         """Whether λ was inferred for other hyperparameters, and has not been touched since."""
-        same = tf.reduce_all(tf.equal(self._bound_to, self._binding(hyperparameters)), axis=1)
-        return tf.reduce_all(same[:2]) & ~same[2]
+        if self._inferred_for.shape != hyperparameters.shape:  # a part of the model was replaced
+            is_same = tf.constant(False)
+        else:
+            is_same = tf.reduce_all(tf.equal(self._inferred_for, hyperparameters))
+        is_untouched = tf.reduce_all(tf.equal(self._inferred, tf.stack(self.values)))
+        return self.is_inferred() & is_untouched & ~is_same
 
-    def _binding(self, hyperparameters: tf.Tensor) -> tf.Tensor:
-        return tf.concat([tf.fingerprint(x[None]) for x in (*self.values, hyperparameters)], axis=0)
+
+def _vector(size: int) -> tf.Variable:
+    return tf.Variable(tf.zeros([size], tf.float64), trainable=False, name="inferred_for")
 
 
 def _variable_of(site: TensorType) -> TensorType:

@@ -15,16 +15,17 @@ is stationary in λ, so that its total derivative in the hyperparameters is the 
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from gpflow.base import RegressionData
 from gpflow.likelihoods import Likelihood
 
 from ..likelihoods.nodes import NUM_NODES
-from ..likelihoods.tilted import tilted_log_ratio, tilted_sites
-from ..linalg import Marginals, marginals
+from ..likelihoods.tilted import Tilted, tilted_log_ratio, tilted_sites
+from ..linalg import Marginals
+from ..priors import Array, Prior
 from ..sites import SiteValues
 from .common import (
     CONVERGED,
@@ -33,34 +34,77 @@ from .common import (
     STALLED,
     Collapse,
     Method,
-    Prior,
-    Residual,
+    SitePair,
     Solution,
     from_warm_start,
     is_valid,
-    no_weights,
+    no_collapse,
     relative_norm,
-    unpack,
+    zeros_like,
 )
-
-SMALLEST_STEP = 1e-4
-"""ρ below which the iteration gives up: every step, however short, leaves the valid region."""
-
-GROWTH, DECAY, FLOOR = 1.2, 0.6, 0.05
-"""How ρ follows the mismatch: up after it shrank, down after it grew, never below the floor."""
+from .options import PROPAGATION
+from .questions import Iteration, Question
+from .reports import QuadratureError
 
 
-MEMORY = 5
-"""Updates that the acceleration remembers."""
+class TiltedGradients(NamedTuple):
+    """``(1/α) Σ log E_q[(p/t)^α]`` and its derivatives in m and v, ``[N, L]``."""
 
-ENOUGH_STEPS = 40
-"""Steps that the first attempt may always try; of more, half are kept for a second."""
+    value: Any
+    m: Any
+    v: Any
 
-CAUTIOUS_STEP = 0.2
-"""Largest ρ of the second attempt, from zero sites and without memory, where the first fails."""
 
-SHRINK_LIMIT = 0.05
-"""An accelerated step may not take a site below this part of what it is and of what it should be."""
+class Questions(NamedTuple):
+    """What EP with one power asks of a likelihood, from m, v, λ₁ and λ₂."""
+
+    sites: Question
+    """The matching sites, and the normalisers of the tilted distributions."""
+    gradients: Question
+    quadrature_error: Question
+
+
+@functools.cache
+def questions_of(alpha: float) -> Questions:
+    """For the power α."""
+
+    def sites(likelihood: Likelihood, X: Any, Y: Any, m: Any, v: Any, *of: Any) -> Tilted:
+        return tilted_sites(likelihood, X, m, v, Y, *of, alpha)
+
+    def gradients(
+        likelihood: Likelihood, X: Any, Y: Any, m: Any, v: Any, *of: Any
+    ) -> TiltedGradients:
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch((m, v))
+            total = tf.reduce_sum(tilted_log_ratio(likelihood, X, m, v, Y, *of, alpha))
+        zero = tf.UnconnectedGradients.ZERO
+        return TiltedGradients(total, *tape.gradient(total, (m, v), unconnected_gradients=zero))
+
+    def error(
+        likelihood: Likelihood, X: Any, Y: Any, m: Any, v: Any, *of: Any
+    ) -> QuadratureError:
+        """How far the matching sites move under a finer rule, in units of the posterior."""
+        coarse, fine = (
+            tilted_sites(likelihood, X, m, v, Y, *of, alpha, num_nodes)
+            for num_nodes in (NUM_NODES[1], 4 * NUM_NODES[1] + 1)
+        )
+        in_precision = tf.reduce_max(tf.abs(coarse.precision - fine.precision) * v)
+        in_slope = tf.reduce_max(tf.abs(coarse.slope - fine.slope) * tf.sqrt(v))
+        return QuadratureError(tf.maximum(in_precision, in_slope))
+
+    return Questions(
+        Question(("tilted sites", alpha), sites, Tilted, 4, (1, 2, 2)),
+        Question(("tilted gradients", alpha), gradients, TiltedGradients, 4, (0, 2, 2)),
+        Question(("tilted quadrature error", alpha), error, QuadratureError, 4, (0,)),
+    )
+
+
+def log_marginal_likelihood(
+    q: Marginals, sites: SiteValues, likelihood: Likelihood, X: Any, Y: Any, alpha: float
+) -> tf.Tensor:
+    """EP's ``L_α``, shape ``[]``; NaN where a cavity ``1/v − αλ₂`` is not positive."""
+    ratio = tilted_log_ratio(likelihood, X, q.mean, q.variance, Y, *sites, alpha)
+    return q.log_normaliser + tf.reduce_sum(ratio)
 
 
 class Evaluation(NamedTuple):
@@ -68,247 +112,197 @@ class Evaluation(NamedTuple):
 
     sites: SiteValues
     q: Marginals
-    step: SiteValues  # λ̂ − λ
-    value: tf.Tensor  # L_α
-    residual: tf.Tensor
+    mismatch: SitePair
+    """``λ̂ − λ``."""
+    value: float
+    """``L_α``."""
+    residual_norm: float
+
+    @property
+    def step(self) -> Array:
+        """``λ̂ − λ`` as ``[2, N, L]``."""
+        return np.stack(self.mismatch.step(self.q.mean))
+
+    def in_units(self, steps: Array) -> Array:
+        """``(a√v, bv)`` of steps ``[..., 2, N, L]`` in λ, flat, ``[..., 2NL]``."""
+        step_1, step_2 = steps[..., 0, :, :], steps[..., 1, :, :]
+        m, v = self.q.mean, self.q.variance
+        scaled = np.stack([(step_1 - m * step_2) * np.sqrt(v), step_2 * v], axis=-3)
+        return scaled.reshape(*steps.shape[:-3], -1)
 
 
-def log_marginal_likelihood(
-    q: Marginals, sites: SiteValues, likelihood: Likelihood, data: RegressionData, alpha: float
-) -> tf.Tensor:
-    """EP's ``L_α``, shape ``[]``; NaN where a cavity ``1/v − αλ₂`` is not positive."""
-    X, Y = data
-    return q.log_normaliser + tf.reduce_sum(
-        tilted_log_ratio(likelihood, X, q.mean, q.variance, Y, *sites, alpha)
-    )
-
-
-def evaluate(
-    alpha: float, prior: Prior, likelihood: Likelihood, data: RegressionData, sites: SiteValues
-) -> Evaluation:
+def evaluate(alpha: float, prior: Prior, sites: SiteValues) -> Iteration[Evaluation]:
     """The posterior at λ and where the tilted distributions would take the sites."""
-    X, Y = data
-    q = marginals(*prior, *sites)
-    tilted = tilted_sites(likelihood, X, q.mean, q.variance, Y, *sites, alpha)
-    step_2 = tilted.precision - sites.lambda_2
-    found = Residual(tilted.slope - (sites.lambda_1 - sites.lambda_2 * q.mean), step_2)
-    norm = relative_norm(q, found, Residual(tilted.slope, tilted.precision))
-    value = q.log_normaliser + tf.reduce_sum(tilted.log_ratio)
-    has_cavities = tf.reduce_all(1.0 - alpha * sites.lambda_2 * q.variance > 0.0)
-    finite = tf.reduce_all(tf.math.is_finite(found.a) & tf.math.is_finite(found.b))
-    ok = is_valid(q) & has_cavities & finite & tf.math.is_finite(value)
-    return Evaluation(
-        sites,
-        q,
-        SiteValues(found.a + q.mean * step_2, step_2),
-        value,
-        tf.where(ok, norm, tf.constant(np.inf, norm.dtype)),
+    q = prior.posterior(sites).marginals
+    lambda_1, lambda_2 = sites
+    tilted = yield questions_of(alpha).sites(q.mean, q.variance, *sites)
+    found = SitePair(
+        tilted.slope - (lambda_1 - lambda_2 * q.mean), tilted.precision - lambda_2
     )
+    norm = relative_norm(q, found, SitePair(tilted.slope, tilted.precision))
+    value = float(q.log_normaliser + np.sum(tilted.log_ratio))
+    ok = is_valid(q) and (1.0 - alpha * lambda_2 * q.variance > 0.0).all()
+    ok = ok and np.isfinite(found.rows).all() and np.isfinite(value)
+    return Evaluation(sites, q, found, value, norm if ok else math.inf)
 
 
-class Memory(NamedTuple):
-    """Differences of the last sites and of the last updates, ``[MEMORY, 2, N, L]``, newest first."""
+class Memory:
+    """Differences of the last sites and of the last updates, ``[2, N, L]`` each, newest first."""
 
-    sites: tf.Tensor
-    steps: tf.Tensor
+    def __init__(self) -> None:
+        self.sites: list[Array] = []
+        self.steps: list[Array] = []
 
-    def propose(
-        self, at: Evaluation, lr: tf.Tensor, allowed: tf.Tensor
-    ) -> tuple[SiteValues, tf.Tensor]:
+    def push(self, at: Evaluation, new: Evaluation) -> None:
+        """The step from ``at`` to ``new``."""
+        for kept, difference in (
+            (self.sites, np.stack(new.sites) - np.stack(at.sites)),
+            (self.steps, new.step - at.step),
+        ):
+            kept.insert(0, difference)
+            del kept[PROPAGATION.memory :]
+
+    def clear(self) -> None:
+        """After a step that was taken back."""
+        self.sites.clear()
+        self.steps.clear()
+
+    def propose(self, at: Evaluation, lr: float, allowed: bool) -> tuple[SiteValues, bool]:
         """The next sites ``λ + ρs − Σᵢ γᵢ (Δλᵢ + ρΔsᵢ)``, and whether γ is not zero.
 
         γ minimises ``|s − Σᵢ γᵢ Δsᵢ|`` in units of the posterior. Where the combination would all but
         remove a positive site, the plain update is taken.
         """
-        x, s = tf.stack(at.sites), tf.stack(at.step)
-
-        def rows(steps: tf.Tensor) -> tf.Tensor:  # (a√v, bv) of every update
-            step_1, step_2 = tf.unstack(steps, axis=-3)
-            m, v = at.q.mean, at.q.variance
-            scaled = tf.stack([(step_1 - m * step_2) * tf.sqrt(v), step_2 * v], axis=-3)
-            return tf.reshape(scaled, tf.concat([tf.shape(steps)[:-3], [-1]], 0))
-
-        A = rows(self.steps)  # [MEMORY, 2NL]
-        norms = tf.norm(A, axis=-1)
-        A = tf.math.divide_no_nan(A, norms[:, None])
-        # Rows not filled yet are zero; the ridge keeps them, and dependent ones, out.
-        gram = tf.matmul(A, A, transpose_b=True) + 1e-10 * tf.eye(MEMORY, dtype=A.dtype)
-        rhs = tf.linalg.matvec(A, rows(s))
-        gamma = tf.math.divide_no_nan(tf.linalg.solve(gram, rhs[:, None])[:, 0], norms)
-
-        plain = x + lr * s
-        accelerated = plain - tf.tensordot(gamma, self.sites + lr * self.steps, 1)
-        smaller = tf.minimum(at.sites.lambda_2, at.sites.lambda_2 + at.step.lambda_2)
-        vanishing = (smaller > 0.0) & (accelerated[1] < SHRINK_LIMIT * smaller)
-        use = allowed & tf.reduce_any(norms > 0.0) & ~tf.reduce_any(vanishing)
-        return SiteValues(*tf.unstack(tf.where(use, accelerated, plain))), use
-
-    def updated(self, at: Evaluation, new: Evaluation, accepted: tf.Tensor) -> Memory:
-        """With the step from ``at`` to ``new`` in front; empty after a rejected step."""
-
-        def push(old: tf.Tensor, before: SiteValues, after: SiteValues) -> tf.Tensor:
-            difference = tf.stack(after) - tf.stack(before)
-            return tf.where(
-                accepted, tf.concat([difference[None], old[:-1]], 0), tf.zeros_like(old)
-            )
-
-        return Memory(push(self.sites, at.sites, new.sites), push(self.steps, at.step, new.step))
+        s = at.step
+        plain = np.stack(at.sites) + lr * s
+        if not (allowed and self.steps):
+            return SiteValues(*plain), False
+        A = at.in_units(np.stack(self.steps))  # [memory, 2NL]
+        norms = np.linalg.norm(A, axis=-1)
+        scale = np.divide(1.0, norms, out=np.zeros_like(norms), where=norms > 0.0)
+        A = A * scale[:, None]
+        gram = A @ A.T + 1e-10 * np.eye(len(A), dtype=A.dtype)  # keeps dependent ones out
+        gamma = scale * np.linalg.solve(gram, A @ at.in_units(s))
+        moves = np.stack(self.sites) + lr * np.stack(self.steps)
+        accelerated = plain - np.tensordot(gamma, moves, 1)
+        smaller = np.minimum(at.sites.lambda_2, at.sites.lambda_2 + s[1])
+        vanishing = (smaller > 0.0) & (accelerated[1] < PROPAGATION.shrink_limit * smaller)
+        if vanishing.any() or not norms.any():
+            return SiteValues(*plain), False
+        return SiteValues(*accelerated), True
 
 
 def propagate(
-    alpha: float,
-    prior: Prior,
-    likelihood: Likelihood,
-    data: RegressionData,
-    start: SiteValues,
-    tolerance: tf.Tensor,
-    max_steps: tf.Tensor,
-) -> Solution:
+    alpha: float, prior: Prior, start: SiteValues, tolerance: float, max_steps: int
+) -> Iteration[Solution]:
     """Parallel EP with automatic damping; the sites of smallest mismatch are kept."""
-    one = tf.ones((), start.lambda_1.dtype)
-
-    def attempt(start: SiteValues, num_steps: tf.Tensor, largest_step: tf.Tensor) -> Solution:
-        return _attempt(alpha, prior, likelihood, data, start, tolerance, num_steps, largest_step)
-
-    compiled = tf.function(attempt, autograph=False)  # used twice and traced once
-    budget = tf.maximum(max_steps // 2, tf.minimum(max_steps, ENOUGH_STEPS))
-    first = compiled(start, budget, one)
+    budget = max(max_steps // 2, min(max_steps, PROPAGATION.enough_steps))
+    first = yield from _attempt(alpha, prior, start, tolerance, budget, 1.0)
     left = max_steps - (first.num_evaluations - 1)
-
-    def second() -> Solution:
-        zeros = SiteValues(*(tf.zeros_like(x) for x in start))
-        new = compiled(zeros, left - 1, CAUTIOUS_STEP * one)
-        better = new.residual < first.residual
-        best = tf.nest.map_structure(lambda x, y: tf.where(better, x, y), new, first)
-        return best._replace(
-            num_steps=first.num_steps + new.num_steps,
-            num_evaluations=first.num_evaluations + new.num_evaluations,
-        )
-
-    failed = (first.residual > tolerance) & first.has_started
-    return tf.cond(failed & (left > 1), second, lambda: first)
+    if first.residual <= tolerance or not first.has_started or left <= 1:
+        return first
+    cautious = PROPAGATION.cautious_step
+    second = yield from _attempt(alpha, prior, zeros_like(start), tolerance, left - 1, cautious)
+    best = second if second.residual < first.residual else first
+    return best._replace(
+        num_steps=first.num_steps + second.num_steps,
+        num_evaluations=first.num_evaluations + second.num_evaluations,
+    )
 
 
 def _attempt(
     alpha: float,
     prior: Prior,
-    likelihood: Likelihood,
-    data: RegressionData,
     start: SiteValues,
-    tolerance: tf.Tensor,
-    max_steps: tf.Tensor,
-    largest_step: tf.Tensor,
-) -> Solution:
+    tolerance: float,
+    max_steps: int,
+    largest_step: float,
+) -> Iteration[Solution]:
     """One run; the acceleration has a part in it only if full steps are allowed."""
-    prior = Prior(*(tf.stop_gradient(x) for x in prior))
-    # Used twice in the graph and traced once.
-    at_sites = tf.function(
-        lambda sites: evaluate(alpha, prior, likelihood, data, sites), autograph=False
+    at = yield from evaluate(alpha, prior, start)
+    if not np.isfinite(at.residual_norm):
+        return Solution(at.sites, INVALID_START, 0, 1, at.value, at.residual_norm)
+    best, memory, lr, steps, evaluations = at, Memory(), largest_step, 0, 1
+    while (
+        evaluations <= max_steps
+        and best.residual_norm > tolerance
+        and lr > PROPAGATION.smallest_step
+    ):
+        proposal, accelerated = memory.propose(at, lr, largest_step >= 1.0)
+        new = yield from evaluate(alpha, prior, proposal)
+        evaluations += 1
+        shrinks = new.residual_norm < at.residual_norm
+        grown = accelerated and new.residual_norm > at.residual_norm
+        if np.isfinite(new.residual_norm) and not grown:
+            if shrinks:
+                lr = min(PROPAGATION.growth * lr, largest_step)
+            else:
+                lr = max(PROPAGATION.decay * lr, PROPAGATION.floor)
+            memory.push(at, new)
+            at, steps = new, steps + 1
+        else:
+            # Tried again: without the memory if it had a part in it, else at half length.
+            memory.clear()
+            lr = lr if accelerated else 0.5 * lr
+        if at.residual_norm < best.residual_norm:
+            best = at
+    if best.residual_norm <= tolerance:
+        status = CONVERGED
+    else:
+        status = STALLED if lr <= PROPAGATION.smallest_step else EXHAUSTED
+    return Solution(best.sites, status, steps, evaluations, best.value, best.residual_norm)
+
+
+def collapse(
+    alpha: float, prior: Prior, start: SiteValues, tolerance: float, max_steps: int
+) -> Iteration[Collapse]:
+    """EP's sites from a warm start; its value is stationary in them."""
+
+    def from_start(sites: SiteValues, _: tuple[None, ...]) -> Iteration[tuple[Solution, None]]:
+        solution = yield from propagate(alpha, prior, sites, tolerance, max_steps)
+        return solution, None
+
+    solution, _ = yield from from_warm_start(from_start, start, by_value=False)
+    if not solution.has_started:
+        return no_collapse(solution)
+    posterior = prior.posterior(solution.sites)
+    q = posterior.marginals
+    found = yield questions_of(alpha).gradients(q.mean, q.variance, *solution.sites)
+    return Collapse(
+        solution,
+        q.log_normaliser + found.value,
+        q,
+        SitePair(*np.zeros((2, *q.mean.shape))),
+        posterior.covariance(for_adjoint=True),
+        found.m,
+        found.v,
     )
-    first = at_sites(start)
-    full_steps = largest_step >= 1.0
-
-    def unfinished(
-        at: Any, best: Any, memory: Any, lr: Any, steps: Any, evaluations: Any
-    ) -> tf.Tensor:
-        return (
-            (evaluations <= max_steps)
-            & (best.residual > tolerance)
-            & (lr > SMALLEST_STEP)
-            & tf.math.is_finite(first.residual)
-        )
-
-    def body(
-        at: Any, best: Any, memory: Memory, lr: Any, steps: Any, evaluations: Any
-    ) -> tuple[Any, ...]:
-        proposal, accelerated = memory.propose(at, lr, full_steps)
-        new = at_sites(proposal)
-        valid = tf.math.is_finite(new.residual)
-        grown = accelerated & (new.residual > at.residual)
-        accept = valid & ~grown
-        # A rejected step is tried again: without the memory if it had a part in it, else at half length.
-        memory = memory.updated(at, new, accept)
-        followed = tf.where(
-            new.residual < at.residual,
-            tf.minimum(GROWTH * lr, largest_step),
-            tf.maximum(DECAY * lr, FLOOR),
-        )
-        lr = tf.where(accept, followed, tf.where(accelerated, lr, 0.5 * lr))
-        choose = tf.nest.map_structure
-        at = choose(lambda x, y: tf.where(accept, x, y), new, at)
-        best = choose(lambda x, y: tf.where(at.residual < best.residual, x, y), at, best)
-        return at, best, memory, lr, steps + tf.cast(accept, tf.int32), evaluations + 1
-
-    empty = tf.zeros_like(tf.stack([tf.stack(start)] * MEMORY))
-    _, best, _, lr, steps, evaluations = tf.while_loop(
-        unfinished,
-        body,
-        (first, first, Memory(empty, empty), largest_step, tf.constant(0), tf.constant(1)),
-    )
-    status = tf.case(
-        [
-            (~tf.math.is_finite(first.residual), lambda: INVALID_START),
-            (best.residual <= tolerance, lambda: CONVERGED),
-            (lr <= SMALLEST_STEP, lambda: STALLED),
-        ],
-        default=lambda: EXHAUSTED,
-    )
-    return Solution(best.sites, status, steps, evaluations, best.value, best.residual)
 
 
-def quadrature_error(
+def likelihood_value(
     alpha: float,
     likelihood: Likelihood,
-    data: RegressionData,
-    m: tf.Tensor,
-    v: tf.Tensor,
+    X: tf.Tensor,
+    Y: tf.Tensor,
+    q: Marginals,
     sites: SiteValues,
+    _: SitePair,
 ) -> tf.Tensor:
-    """How far the matching sites move under a finer rule, in units of the posterior; ``[]``."""
-    X, Y = data
-    coarse, fine = (
-        tilted_sites(likelihood, X, m, v, Y, *sites, alpha, num_nodes)
-        for num_nodes in (NUM_NODES[1], 4 * NUM_NODES[1] + 1)
-    )
-    return tf.maximum(
-        tf.reduce_max(tf.abs(coarse.precision - fine.precision) * v),
-        tf.reduce_max(tf.abs(coarse.slope - fine.slope) * tf.sqrt(v)),
-    )
+    """What EP's value has of the likelihood's own parameters, at a constant q."""
+    return log_marginal_likelihood(q, sites, likelihood, X, Y, alpha)
 
 
-def infer_propagation(alpha: float, likelihood: Likelihood, *tensors: tf.Tensor) -> Solution:
-    """:func:`propagate` from plain tensors; the limits are tolerance and number of steps."""
-    return propagate(alpha, *unpack(likelihood, *tensors))
-
-
-def collapse(alpha: float, likelihood: Likelihood, *tensors: tf.Tensor) -> Collapse:
-    """EP's sites from a warm start; its value is stationary in them."""
-    prior, likelihood, data, warm, *limits = unpack(likelihood, *tensors)
-    return no_weights(
-        from_warm_start(
-            lambda start: (propagate(alpha, prior, likelihood, data, start, *limits), ()),
-            warm,
-            by_value=False,
-        )[0]
-    )
-
-
-def surrogate(
-    alpha: float, prior: Prior, collapsed: Collapse, likelihood: Likelihood, data: RegressionData
-) -> tf.Tensor:
-    """EP's log marginal likelihood, whose explicit derivative at constant λ is the total one."""
-    sites = SiteValues(*(tf.stop_gradient(x) for x in collapsed.solution.sites))
-    return log_marginal_likelihood(marginals(*prior, *sites), sites, likelihood, data, alpha)
-
-
+@functools.cache
 def expectation_propagation(alpha: float) -> Method:
     """Power EP with power α as a method of inference and learning."""
+    asked = questions_of(alpha)
     return Method(
         key=("expectation propagation", alpha),
         sites_key=f"expectation propagation {alpha!r}",
-        solve=functools.partial(infer_propagation, alpha),
+        solve=functools.partial(propagate, alpha),
         collapse=functools.partial(collapse, alpha),
-        surrogate=functools.partial(surrogate, alpha),
+        questions=(asked.sites, asked.gradients),
+        likelihood_value=functools.partial(likelihood_value, alpha),
         when_stalled=(
             "every update, however short, leaves no valid q(f) or a cavity without positive "
             "precision. Use a smaller power alpha, or CVIModel, whose inference always has a valid q."
@@ -317,7 +311,7 @@ def expectation_propagation(alpha: float) -> Method:
             "Raise max_steps; where the residual does not fall, EP has no fixed point within reach: use "
             "a smaller power alpha, or CVIModel."
         ),
-        quadrature_error=functools.partial(quadrature_error, alpha),
+        quadrature_error=asked.quadrature_error,
         tolerated_error=1e-3,
         when_inaccurate=(
             f"The quadrature (a rule of {NUM_NODES[1]} points) cannot resolve the tilted "

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
-from gpflow.base import RegressionData
 from gpflow.likelihoods import (
     Bernoulli,
     Likelihood,
@@ -16,12 +15,17 @@ from gpflow.likelihoods import (
     ScalarLikelihood,
 )
 
-from ..likelihoods.expectations import expectation_gradients, independent_expectations
-from ..linalg import Marginals, marginals
-from ..objectives import elbo
+from ..likelihoods.curvature import curvature
+from ..likelihoods.expectations import (
+    expectation_gradients,
+    expected_log_site,
+    independent_expectations,
+)
+from ..linalg import Marginals
+from ..priors import Prior
 from ..sites import SiteValues
-from .common import CONVERGED, EXHAUSTED, Method, Solution, unpack
-from .newton import curvature
+from .common import CONVERGED, EXHAUSTED, Method, Solution
+from .questions import EXPECTATIONS, Iteration, Question
 
 QUADRATURE_FAILURE = 0.5
 """Error above which the fixed point of the likelihood's quadrature is not called converged."""
@@ -50,55 +54,58 @@ class InferenceResult:
 
 
 class Diagnosis(NamedTuple):
-    """A solution and what is worth knowing at its sites, as tensors."""
+    """A solution and what is worth knowing at its sites."""
 
     solution: Solution
     q: Marginals
-    elbo: tf.Tensor
-    min_cavity_precision: tf.Tensor
-    quadrature_error: tf.Tensor
+    elbo: float
+    quadrature_error: float
 
 
-def with_diagnosis(method: Method) -> Callable[..., Diagnosis]:
-    """``method.solve`` followed by a look at where it ended, to be compiled as one."""
-    error_of = method.quadrature_error
+class QuadratureError(NamedTuple):
+    """In units of the posterior, ``[]``."""
 
-    def function(likelihood: Likelihood, *tensors: tf.Tensor) -> Diagnosis:
-        solution = method.solve(likelihood, *tensors)
-        (K, mean), _, data, *_ = unpack(likelihood, *tensors)
-        q = marginals(K, mean, *solution.sites)
-        return Diagnosis(
-            solution,
-            q,
-            elbo(q, solution.sites, likelihood, data),
-            tf.reduce_min(1.0 / q.variance - solution.sites.lambda_2),
-            error_of(likelihood, data, q.mean, q.variance, solution.sites)
-            if error_of is not None
-            else tf.zeros_like(q.log_normaliser),
-        )
+    size: Any
 
-    return function
+
+def diagnosed(
+    method: Method, prior: Prior, start: SiteValues, tolerance: float, max_steps: int
+) -> Iteration[Diagnosis]:
+    """``method.solve`` followed by a look at where it ended."""
+    solution = yield from method.solve(prior, start, tolerance, max_steps)
+    sites = solution.sites
+    q = prior.posterior(sites).marginals
+    if not solution.has_started:
+        return Diagnosis(solution, q, np.nan, np.nan)
+    E = yield EXPECTATIONS(q.mean, q.variance)
+    log_t = expected_log_site(q.mean, q.variance, *sites)
+    elbo = q.log_normaliser + (np.sum(E.value) - np.sum(log_t))
+    error = 0.0
+    if method.quadrature_error is not None:
+        error = float((yield method.quadrature_error(q.mean, q.variance, *sites)).size)
+    return Diagnosis(solution, q, float(elbo), error)
 
 
 def report(found: Diagnosis, likelihood: Likelihood, method: Method) -> InferenceResult:
-    """The result object of a finished loop."""
-    solution, error = found.solution, float(found.quadrature_error)
+    """The result object of a finished iteration."""
+    solution, error = found.solution, found.quadrature_error
     trusted = error <= QUADRATURE_FAILURE
+    lambda_2 = solution.sites.lambda_2
     return InferenceResult(
-        converged=int(solution.status) == CONVERGED and trusted,
-        num_steps=int(solution.num_steps),
-        num_evaluations=int(solution.num_evaluations),
-        elbo=float(found.elbo),
-        residual=float(solution.residual),
-        min_cavity_precision=float(found.min_cavity_precision),
-        num_negative_sites=int(tf.math.count_nonzero(solution.sites.lambda_2 < 0.0)),
+        converged=solution.status == CONVERGED and trusted,
+        num_steps=solution.num_steps,
+        num_evaluations=solution.num_evaluations,
+        elbo=found.elbo,
+        residual=solution.residual,
+        min_cavity_precision=float(np.min(1.0 / found.q.variance - lambda_2)),
+        num_negative_sites=int(np.count_nonzero(lambda_2 < 0.0)),
         message=_outcome(solution, method, trusted) + _quadrature_remark(error, likelihood, method),
     )
 
 
 def _outcome(solution: Solution, method: Method, trusted: bool) -> str:
-    status, residual = int(solution.status), float(solution.residual)
-    taken, tried = int(solution.num_steps), int(solution.num_evaluations) - 1
+    status, residual = solution.status, solution.residual
+    taken, tried = solution.num_steps, solution.num_evaluations - 1
     number = "1 step was" if tried - taken == 1 else f"{tried - taken} steps were"
     shortened = f" {number} taken back and shortened." if tried > taken else ""
     if status == CONVERGED and trusted:
@@ -138,31 +145,34 @@ def _quadrature_remark(error: float, likelihood: Likelihood, method: Method) -> 
     )
 
 
-def quadrature_error(
-    likelihood: Likelihood,
-    data: RegressionData,
-    m: tf.Tensor,
-    v: tf.Tensor,
-    sites: SiteValues | None = None,
-) -> tf.Tensor:
-    """How far a likelihood's own ``E_q[log p]`` is from exact, by two symptoms; ``[]``.
+def _own_error(likelihood: Likelihood, X: Any, Y: Any, m: Any, v: Any, *_: Any) -> QuadratureError:
+    """How far a likelihood's own ``E_q[log p]`` is from exact, by two symptoms.
 
     Exact expectations obey the heat equation ``∂²E/∂m² = 2 ∂E/∂v``, and their slope ``∂E/∂m`` is that of
     another rule; both differences are taken in units of the posterior, ``v`` and ``√v``.
     """
-    E = expectation_gradients(likelihood, data[0], m, v, data[1])
+    E = expectation_gradients(likelihood, X, m, v, Y)
     if hasattr(likelihood, "expectation_curvature"):  # for exact expectations only
         heat = tf.zeros((), m.dtype)
     else:
-        second = tf.linalg.diag_part(curvature(likelihood, data, m, v).mm)
+        second = tf.linalg.diag_part(curvature(likelihood, X, Y, m, v, -2.0 * E.variance).mm)
         heat = tf.reduce_max(tf.abs(second - 2.0 * E.variance) * v)
     with tf.GradientTape() as tape:
         tape.watch(m)
-        other = independent_expectations(likelihood, data[0], m, v, data[1])
+        other = independent_expectations(likelihood, X, m, v, Y)
     if other is None:
-        return heat
-    slope = tf.reduce_max(
-        tf.abs(E.mean - tape.gradient(other, m, unconnected_gradients=tf.UnconnectedGradients.ZERO))
-        * tf.sqrt(v)
-    )
-    return tf.maximum(heat, slope)
+        return QuadratureError(heat)
+    other_slope = tape.gradient(other, m, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    slope = tf.reduce_max(tf.abs(E.mean - other_slope) * tf.sqrt(v))
+    return QuadratureError(tf.maximum(heat, slope))
+
+
+def _no_error(*_: Any) -> QuadratureError:
+    """Likelihoods that work on arrays are exact."""
+    return QuadratureError(0.0)
+
+
+OWN_QUADRATURE_ERROR = Question(
+    "own quadrature error", _own_error, QuadratureError, 4, (0,), _no_error
+)
+"""How far a likelihood's own ``E_q[log p]`` is from exact, in units of the posterior, from m, v and sites."""

@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 from gpflow.base import AnyNDArray, TensorType
 
+from .. import tuning
 from ..compilation import subgraph
 from ..namespaces import functions_of, is_array
 from .log_cdf import (
@@ -53,11 +54,6 @@ ROUGH = Rule(16, 8.0, degree=12)
 
 VARIANCE_FLOOR = 1e-16
 """Added to v where nodes are placed: v = 0 then gives the pointwise value instead of 0/0."""
-
-
-ELEMENTS = 60_000
-"""Nodes of an array's marginals that are worked on at a time: so many stay in a core's cache, in memory
-that the system does not take back in between."""
 
 
 @functools.cache
@@ -200,7 +196,7 @@ def _of_array(
     quadrature: Callable[..., Any], m: AnyNDArray, v: AnyNDArray, rule: Rule
 ) -> list[AnyNDArray]:
     """A quadrature of three panels a marginal on the host, some marginals at a time."""
-    count = max(1, -(-3 * rule.num_nodes * len(m) // ELEMENTS))
+    count = max(1, -(-3 * rule.num_nodes * len(m) // tuning.QUADRATURE_ELEMENTS))
     chunks = zip(np.array_split(m, count), np.array_split(v, count), strict=True)
     parts = [quadrature(*chunk, rule) for chunk in chunks]
     return [np.concatenate(found) for found in zip(*parts, strict=True)]

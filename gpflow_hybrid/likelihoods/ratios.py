@@ -131,6 +131,20 @@ class RatioGradients(NamedTuple):
     lambda_2: Any
 
 
+def ratio_gradients(
+    likelihood: Likelihood, X: Any, Y: Any, *arguments: tf.Tensor, alpha: float
+) -> RatioGradients:
+    """``Σ ℓ_α`` and its derivatives by automatic differentiation, from m, v, λ₁ and λ₂."""
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(arguments)
+        m, v, lambda_1, lambda_2 = arguments
+        total = tf.reduce_sum(
+            log_expected_ratio(likelihood, X, m, v, Y, lambda_1, lambda_2, alpha)
+        )
+    found = tape.gradient(total, arguments, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    return RatioGradients(total, *found)
+
+
 def closed_ratio_gradients(
     likelihood: Likelihood, X: Any, Fmu: Any, Fvar: Any, Y: Any, lambda_1: Any, lambda_2: Any
 ) -> RatioGradients:

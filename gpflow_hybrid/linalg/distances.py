@@ -1,8 +1,7 @@
-"""Squared distances between the rows of a matrix, computed once for data that do not change."""
+"""Squared distances between the rows of a matrix, by BLAS."""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -10,50 +9,28 @@ import numpy as np
 import tensorflow as tf
 
 from . import lapack
-from .backends import call_on_host
-
-KEPT = 4000
-"""Number of data up to which distances are kept: beyond, computing them is little beside all else, and
-their memory is not."""
-
-_KNOWN: dict[int, tuple[weakref.ref[Any], tf.Tensor]] = {}
+from .host import call_on_host
 
 
 def squared_distances(X: tf.Tensor) -> tf.Tensor:
-    """``‖xᵢ − xⱼ‖²``, ``[N, N]``, by BLAS; differentiable in X.
+    """``‖xᵢ − xⱼ‖²``, ``[N, N]``, of a constant."""
 
-    Those of a constant with up to ``KEPT`` rows are kept as long as the constant lives.
-    """
-    if isinstance(X, tf.Tensor) and hasattr(X, "numpy") and len(X) <= KEPT:
-        constant = _known(X)
-        return _attach(X, constant)
-    return _attach(X, _compute(tf.stop_gradient(X)))
-
-
-def _known(X: tf.Tensor) -> tf.Tensor:
-    key = id(X)
-    entry = _KNOWN.get(key)
-    if entry is None or entry[0]() is not X:
-        with tf.init_scope():
-            found = _compute(X)
-        entry = weakref.ref(X, lambda _: _KNOWN.pop(key, None)), found
-        _KNOWN[key] = entry
-    return entry[1]
-
-
-def _compute(X: tf.Tensor) -> tf.Tensor:
     def on_host(X: Any) -> tuple[Any]:
         return (lapack.squared_distances(np.ascontiguousarray(X)),)
 
-    (found,) = call_on_host(on_host, [X], [[X.shape[0], X.shape[0]]])
+    (found,) = call_on_host(on_host, [tf.stop_gradient(X)], [[X.shape[0], X.shape[0]]])
     return found
 
 
-@tf.custom_gradient
-def _attach(X: tf.Tensor, distances: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
-    def grad(upstream: tf.Tensor) -> tuple[tf.Tensor, None]:
-        # d‖xᵢ − xⱼ‖² = 2 (xᵢ − xⱼ)ᵀ(dxᵢ − dxⱼ)
-        G = upstream + tf.transpose(upstream)
-        return 2.0 * (tf.reduce_sum(G, axis=1)[:, None] * X - tf.matmul(G, X)), None
+def pull_back(X: tf.Tensor, D_bar: tf.Tensor) -> tf.Tensor:
+    """``X̄`` from the distances' cotangent: ``d‖xᵢ − xⱼ‖² = 2 (xᵢ − xⱼ)ᵀ(dxᵢ − dxⱼ)``."""
+    G = D_bar + tf.transpose(D_bar)
+    return 2.0 * (tf.reduce_sum(G, axis=1)[:, None] * X - tf.matmul(G, X))
 
-    return tf.identity(distances), grad
+
+@tf.custom_gradient
+def differentiable(
+    X: tf.Tensor, distances: tf.Tensor
+) -> tuple[tf.Tensor, Callable[..., tuple[tf.Tensor, None]]]:
+    """The distances of X as they are, with their derivative."""
+    return tf.identity(distances), lambda upstream: (pull_back(X, upstream), None)

@@ -26,6 +26,7 @@ class SiteFactors(NamedTuple):
     chol: tf.Tensor  # lower triangular, B = I + S K S       [L, N, N]
     V: tf.Tensor  # chol⁻¹ S K                               [L, N, N]
     negative: tf.Tensor  # one row √max(−λ₂, 0) eᵢ per negative site, whitened by C   [L, k, N]
+    negative_V: tf.Tensor  # the same times Vᵀ               [L, k, N]
     W: tf.Tensor  # chol(C)⁻¹ N Σ₊                           [L, k, N]
     log_det: tf.Tensor  # log|I + KΛ|                        [L]
 
@@ -44,8 +45,11 @@ def matvec(A: tf.Tensor, x: tf.Tensor, transpose_a: bool = False) -> tf.Tensor:
 
 
 def factorise(K: tf.Tensor, lambda_2: tf.Tensor) -> SiteFactors:
-    """Factor ``I + KΛ`` for signed ``Λ = diag(λ₂)``; NaN throughout where no valid q exists."""
-    N = tf.shape(lambda_2)[-1]
+    """Factor ``I + KΛ`` for signed ``Λ = diag(λ₂)``; NaN throughout where no valid q exists.
+
+    Inside a graph every shape is static, as XLA wants it: there the negative sites' matrices have as many
+    rows as there are data, most of them zero, and are computed only if there are negative sites.
+    """
     scale = tf.sqrt(tf.maximum(lambda_2, 0.0))  # [L, N]
     SK = scale[..., None] * K  # [L, N, N]
     B = tf.linalg.set_diag(
@@ -53,27 +57,38 @@ def factorise(K: tf.Tensor, lambda_2: tf.Tensor) -> SiteFactors:
     )
     chol = tf.linalg.cholesky(B)
     V = tf.linalg.triangular_solve(chol, SK)
+    if tf.executing_eagerly():
+        # The k most negative sites of each latent, k being the largest count over latents; a latent
+        # with fewer pads with zero roots, which leave C the identity there. Without negative sites
+        # k = 0 and every array below is empty.
+        k = tf.reduce_max(tf.math.count_nonzero(lambda_2 < 0.0, axis=-1, dtype=tf.int32))
+        values, index = tf.math.top_k(-lambda_2, k)  # [L, k]
+        root = tf.sqrt(tf.maximum(values, 0.0))
+        selector = root[..., None] * tf.one_hot(index, tf.shape(lambda_2)[-1], dtype=K.dtype)
+        *negative, log_det_C = _negative_sites(K, V, selector)
+    else:
+        selector = tf.linalg.diag(tf.sqrt(tf.maximum(-lambda_2, 0.0)))
+        zeros = tf.zeros_like(V)
+        *negative, log_det_C = tf.cond(
+            tf.reduce_any(lambda_2 < 0.0),
+            lambda: _negative_sites(K, V, selector),
+            lambda: (zeros, zeros, zeros, zeros[..., 0, 0]),
+        )
+    log_det = 2.0 * tf.reduce_sum(tf.math.log(tf.linalg.diag_part(chol)), -1) + log_det_C
+    return SiteFactors(scale, chol, V, *negative, log_det)
 
-    # The k most negative sites of each latent, k being the largest count over latents; a latent
-    # with fewer pads with zero roots, which leave C the identity there. Without negative sites
-    # k = 0 and every array below is empty.
-    k = tf.reduce_max(tf.math.count_nonzero(lambda_2 < 0.0, axis=-1, dtype=tf.int32))
-    values, index = tf.math.top_k(-lambda_2, k)  # [L, k]
-    root = tf.sqrt(tf.maximum(values, 0.0))
-    selector = root[..., None] * tf.one_hot(index, N, dtype=K.dtype)  # N as rows   [L, k, N]
+
+def _negative_sites(
+    K: tf.Tensor, V: tf.Tensor, selector: tf.Tensor
+) -> tuple[tf.Tensor, ...]:
+    """``chol(C)⁻¹`` times N, NVᵀ and NΣ₊, and ``log|C|``, ``C = I − N Σ₊ N``, from the rows of N, ``[L, k, N]``."""
     # N Σ₊ = N K − (N Vᵀ) V
     NV = tf.matmul(selector, V, transpose_b=True)
     cross = tf.matmul(selector, K) - tf.matmul(NV, V)  # [L, k, N]
-    C = tf.eye(k, dtype=K.dtype) - tf.matmul(cross, selector, transpose_b=True)
+    C = tf.eye(tf.shape(selector)[-2], dtype=K.dtype) - tf.matmul(cross, selector, transpose_b=True)
     chol_C = tf.linalg.cholesky(C)
-    negative = tf.linalg.triangular_solve(chol_C, selector)
-    W = tf.linalg.triangular_solve(chol_C, cross)
-
-    log_det = 2.0 * (
-        tf.reduce_sum(tf.math.log(tf.linalg.diag_part(chol)), -1)
-        + tf.reduce_sum(tf.math.log(tf.linalg.diag_part(chol_C)), -1)
-    )
-    return SiteFactors(scale, chol, V, negative, W, log_det)
+    log_det_C = 2.0 * tf.reduce_sum(tf.math.log(tf.linalg.diag_part(chol_C)), -1)
+    return *(tf.linalg.triangular_solve(chol_C, x) for x in (selector, NV, cross)), log_det_C
 
 
 def _weights(K: tf.Tensor, factors: SiteFactors, r: tf.Tensor, lambda_2: tf.Tensor) -> tf.Tensor:
@@ -113,20 +128,18 @@ def covariance_from_factors(K: tf.Tensor, factors: SiteFactors) -> tf.Tensor:
 
 def kernel_adjoint(
     Sigma: tf.Tensor,
-    r: tf.Tensor,
     lambda_2: tf.Tensor,
-    shift: tf.Tensor,
+    beta: tf.Tensor,
     d_bar: tf.Tensor,
     v_bar: tf.Tensor,
     z_bar: tf.Tensor,
 ) -> tf.Tensor:
-    """``K̄ = A diag(v̄) Aᵀ + sym[(A d̄)(A r)ᵀ] + z̄ (½ (A r)(A r)ᵀ − ½ AΛ)``, ``A = I − ΛΣ``, ``[L, N, N]``."""
+    """``K̄ = A diag(v̄) Aᵀ + sym[(A d̄) βᵀ] + z̄ (½ ββᵀ − ½ AΛ)``, ``A = I − ΛΣ``, ``[L, N, N]``."""
     z = z_bar[..., None]
     A_d_bar = d_bar - lambda_2 * matvec(Sigma, d_bar)
-    A_r = r - lambda_2 * shift
     A = -lambda_2[..., None] * Sigma
     A = tf.linalg.set_diag(A, 1.0 + tf.linalg.diag_part(A))
-    outer = (A_d_bar + 0.5 * z * A_r)[..., None] * A_r[..., None, :]
+    outer = (A_d_bar + 0.5 * z * beta)[..., None] * beta[..., None, :]
     return (
         tf.matmul(A * v_bar[..., None, :], A, transpose_b=True)
         + 0.5 * (outer + tf.linalg.matrix_transpose(outer))

@@ -21,24 +21,17 @@ import numpy as np
 import numpy.typing as npt
 from scipy.linalg import get_blas_funcs, get_lapack_funcs
 
-from .buffers import empty_matrix
+from ..tuning import BLOCK_ROWS as BLOCK
+from ..tuning import COLUMN_CHUNK, RANK_CHUNK
+from .workspace import empty_matrix
 
 Array = npt.NDArray[Any]
-
-BLOCK = 64
-"""Rows that are worked on at a time, so that they stay in a core's cache."""
 
 WEAK = 1e-6
 """``λ₂v`` below which ``1 − diag B⁻¹`` has lost too many digits for a variance."""
 
 WEAK_COVARIANCE = 1e-8
 """The same for covariances between such sites. Whatever is made of those is weighted by the sites."""
-
-CHUNK = 256
-"""Columns that are worked on at a time where many need a triangular product."""
-
-RANK = 512
-"""Rows that a symmetric product takes at a time: fewer slow it down, more need fresh memory."""
 
 _BELOW = np.tri(BLOCK, dtype=bool)
 
@@ -52,14 +45,17 @@ class Posterior(NamedTuple):
     chol_inverse: Array  # L⁻¹, zero above its diagonal  [N, N]
 
 
-def posterior(K: Array, r: Array, lambda_2: Array) -> Posterior:
-    """``d``, ``v``, ``log Z`` and ``L⁻¹`` for one latent; NaN where no valid q exists."""
+def posterior(K: Array, r: Array, lambda_2: Array, room: Array | None = None) -> Posterior:
+    """``d``, ``v``, ``log Z`` and ``L⁻¹`` for one latent; NaN where no valid q exists.
+
+    :param room: for ``L⁻¹``.
+    """
     diagonal = K.diagonal()
     scale = np.sqrt(np.maximum(lambda_2, 0.0))
-    L = _site_matrix(K, scale)
+    L = _site_matrix(K, scale, empty_matrix(len(K), K.dtype) if room is None else room)
     _, info = _lapack("potrf", L)(L.T, lower=0, overwrite_a=1, clean=1)
     if info != 0:
-        return _no_posterior(K)
+        return _no_posterior(K, L)
     log_det = 2.0 * np.log(L.diagonal()).sum()
     shift = symmetric_product(K, _weights(K, scale, L, r, lambda_2))
     _lapack("trtri", L)(L.T, lower=0, overwrite_c=1)
@@ -74,7 +70,7 @@ def posterior(K: Array, r: Array, lambda_2: Array) -> Posterior:
     # Σ = Σ₊ + WᵀW
     found = _negative_sites(K, scale, L, lambda_2)
     if found is None:
-        return _no_posterior(K)
+        return _no_posterior(K, L)
     W, log_det_C = found
     shift += (W @ r) @ W
     variance += np.einsum("ij,ij->j", W, W)
@@ -83,17 +79,24 @@ def posterior(K: Array, r: Array, lambda_2: Array) -> Posterior:
 
 
 def covariance(
-    K: Array, lambda_2: Array, chol_inverse: Array, variance: Array, *, mirrored: bool = True
+    K: Array,
+    lambda_2: Array,
+    chol_inverse: Array,
+    variance: Array,
+    room: Array | None = None,
+    *,
+    mirrored: bool = True,
 ) -> Array:
     """``Σ`` from what :func:`posterior` found.
 
+    :param room: for Σ.
     :param mirrored: or only what is on and below the diagonal, and anything above.
     """
     n = len(K)
     scale = np.sqrt(np.maximum(lambda_2, 0.0))
     is_weak = lambda_2 * variance < WEAK_COVARIANCE
     inverse_scale = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale > 0.0)
-    Sigma = empty_matrix(n, K.dtype)
+    Sigma = empty_matrix(n, K.dtype) if room is None else room
     if not is_weak.all():  # −S⁻¹ B⁻¹ S⁻¹ with B⁻¹ = L⁻ᵀ L⁻¹, below the diagonal
         for rows in row_blocks(n):
             Sigma[rows, : rows.stop] = chol_inverse[rows, : rows.stop]
@@ -117,20 +120,13 @@ def covariance(
 
 
 def kernel_adjoint(
-    Sigma: Array,
-    r: Array,
-    lambda_2: Array,
-    shift: Array,
-    d_bar: Array,
-    v_bar: Array,
-    z_bar: float,
+    Sigma: Array, lambda_2: Array, beta: Array, d_bar: Array, v_bar: Array, z_bar: float = 1.0
 ) -> Array:
-    """``K̄ = A diag(v̄) Aᵀ + sym[(A d̄)(A r)ᵀ] + z̄ (½ (A r)(A r)ᵀ − ½ AΛ)`` with ``A = I − ΛΣ``."""
-    n = len(r)
+    """``K̄ = A diag(v̄) Aᵀ + sym[(A d̄) βᵀ] + z̄ (½ ββᵀ − ½ AΛ)`` with ``A = I − ΛΣ`` and ``β = A r``."""
+    n = len(beta)
     K_bar = _signed_product(Sigma, lambda_2, v_bar)
-    A_r: Array = r - lambda_2 * shift
-    left: Array = d_bar - lambda_2 * symmetric_product(Sigma, d_bar) + 0.5 * z_bar * A_r
-    _blas("syr2", K_bar)(0.5, left, A_r, a=K_bar.T, lower=0, overwrite_a=1)
+    left: Array = d_bar - lambda_2 * symmetric_product(Sigma, d_bar) + 0.5 * z_bar * beta
+    _blas("syr2", K_bar)(0.5, left, beta, a=K_bar.T, lower=0, overwrite_a=1)
     # AΛ = Λ − ΛΣΛ
     half = 0.5 * z_bar * lambda_2
     for rows in row_blocks(n):
@@ -179,10 +175,9 @@ def row_blocks(n: int) -> Iterator[slice]:
     return (slice(i, min(i + BLOCK, n)) for i in range(0, n, BLOCK))
 
 
-def _site_matrix(K: Array, scale: Array) -> Array:
+def _site_matrix(K: Array, scale: Array, B: Array) -> Array:
     """``B = I + S K S``, on and below the diagonal."""
     n = len(K)
-    B = empty_matrix(n, K.dtype)
     for rows in row_blocks(n):
         part = B[rows, : rows.stop]
         np.multiply(K[rows, : rows.stop], scale[: rows.stop], out=part)
@@ -212,7 +207,7 @@ def _column_squares(L: Array) -> Array:
     return total
 
 
-def _chunks(is_member: Array, size: int = CHUNK) -> Iterator[Array]:
+def _chunks(is_member: Array, size: int = COLUMN_CHUNK) -> Iterator[Array]:
     """Indices of the members, so many at a time that their columns are a small part of a matrix."""
     (index,) = np.nonzero(is_member)
     return (index[i : i + size] for i in range(0, len(index), size))
@@ -266,10 +261,10 @@ def _signed_product(Sigma: Array, lambda_2: Array, v_bar: Array) -> Array:
     """``A diag(v̄) Aᵀ`` on and below the diagonal, by symmetric products for each sign of v̄."""
     n = len(v_bar)
     K_bar = empty_matrix(n, Sigma.dtype)
-    memory = np.empty((min(RANK, n), n), Sigma.dtype)
+    memory = np.empty((min(RANK_CHUNK, n), n), Sigma.dtype)
     beta = 0.0
     for sign in (1.0, -1.0):
-        for index in _chunks(sign * v_bar > 0.0, RANK):
+        for index in _chunks(sign * v_bar > 0.0, RANK_CHUNK):
             rows = np.take(Sigma, index, axis=0, out=memory[: len(index)], mode="clip")
             rows *= -lambda_2  # rows of Aᵀ = I − ΣΛ
             rows[np.arange(len(index)), index] += 1.0
@@ -281,10 +276,8 @@ def _signed_product(Sigma: Array, lambda_2: Array, v_bar: Array) -> Array:
     return K_bar
 
 
-def _no_posterior(K: Array) -> Posterior:
-    n = len(K)
-    nothing = np.full(n, np.nan, K.dtype)
-    L = empty_matrix(n, K.dtype)
+def _no_posterior(K: Array, L: Array) -> Posterior:
+    nothing = np.full(len(K), np.nan, K.dtype)
     L[...] = np.nan
     return Posterior(nothing, nothing.copy(), np.asarray(np.nan, K.dtype), L)
 

@@ -17,13 +17,13 @@ from gpflow.posteriors import PrecomputeCacheType
 from gpflow.utilities import is_variable
 
 from .. import objectives
-from ..covariances import data_covariance, latent_kernels, prior_mean
+from ..covariances import covariance, latent_kernels, prior_mean
 from ..errors import InvalidDataError, InvalidPosteriorError
-from ..inference.common import Prior
 from ..likelihoods.ordinal import with_finite_derivatives
-from ..linalg import Marginals, marginals
+from ..linalg import Marginals, marginals, uses_lapack
 from ..objectives import check_power
 from ..posteriors import NO_VALID_Q, SitePosterior, explain_invalid
+from ..priors import KernelMatrix, PriorMoments
 from ..sites import Sites, SiteValues
 from ..validation import check_mean_function, count_latent_gps, prepare_data
 
@@ -57,6 +57,7 @@ class SiteModel(GPModel, InternalDataTrainingLossMixin):
         self.data = data
         X, _ = data
         self.sites = Sites(tf.shape(X)[0], X.shape[0], num_latent_gps)
+        self._kernel_matrix = KernelMatrix(X)
 
     # Without autograph, which would transform GPflow's code on every trace.
     training_loss = tf.autograph.experimental.do_not_convert(
@@ -98,42 +99,51 @@ class SiteModel(GPModel, InternalDataTrainingLossMixin):
             variable.assign(tf.cast(value, variable.dtype))
         self.sites.reset(tf.shape(X)[0])
 
-    def prior(self) -> Prior:
-        """``K = k(X, X)`` ``[L or 1, N, N]`` and ``μ₀ = m(X)`` ``[N, L]`` at the data."""
-        X = self.data[0]
-        X = tf.convert_to_tensor(X) if is_variable(X) else X  # a constant stays one inside graphs
-        self.sites.require_rows(X)
-        return Prior(
-            data_covariance(self.kernel, X), prior_mean(self.mean_function, X, self.num_latent_gps)
-        )
+    def prior(self, *, exportable: bool = True) -> PriorMoments:
+        """``K = k(X, X)`` ``[L or 1, N, N]`` and ``μ₀ = m(X)`` ``[N, L]`` at the data.
 
-    def _follow_hyperparameters(self) -> None:
-        """Hook before anything is read from the sites."""
+        :param exportable: whether a graph that is traced now may leave this process, or be compiled by XLA.
+        """
+        X = self.data[0]
+        self.sites.require_rows(X)
+        if uses_lapack(exportable=exportable):
+            if self._kernel_matrix.X is not X:
+                self._kernel_matrix = KernelMatrix(X)
+            K = self._kernel_matrix(self.kernel)
+        else:
+            K = covariance(self.kernel, tf.convert_to_tensor(X))
+        X = tf.convert_to_tensor(X) if is_variable(X) else X  # a constant stays one inside graphs
+        return PriorMoments(K, prior_mean(self.mean_function, X, self.num_latent_gps))
+
+    def _site_values(self) -> SiteValues:
+        """λ, for the present hyperparameters."""
+        return self.sites.values
 
     def _data_tensors(self) -> RegressionData:
         X, Y = self.data
         return tf.convert_to_tensor(X), tf.convert_to_tensor(Y)
 
-    def _marginals(self, prior: Prior | None = None) -> Marginals:
-        """q at the data for the present sites, refused in words where there is no valid q."""
-        self._follow_hyperparameters()
+    def _marginals(
+        self, prior: PriorMoments | None = None, sites: SiteValues | None = None
+    ) -> tuple[Marginals, SiteValues]:
+        """q at the data for the present sites, refused in words where there is no valid q; and the sites."""
+        sites = self._site_values() if sites is None else sites
         prior = self.prior() if prior is None else prior
-        lambda_1, lambda_2 = self.sites.values
-        q = marginals(*prior, lambda_1, lambda_2)
+        q = marginals(*prior, *sites, by_lapack=uses_lapack(exportable=True))
         if tf.executing_eagerly():
             self._refuse_invalid(prior, q)
-            return q
+            return q, sites
         with tf.control_dependencies(
             [
                 tf.debugging.assert_all_finite(q.log_normaliser, NO_VALID_Q),
                 tf.debugging.assert_positive(q.variance, NO_VALID_Q),
             ]
         ):
-            return Marginals(*(tf.identity(x) for x in q))
+            return Marginals(*(tf.identity(x) for x in q)), sites
 
-    def _refuse_invalid(self, prior: Prior, q: Marginals) -> None:
+    def _refuse_invalid(self, prior: PriorMoments, q: Marginals) -> None:
         """Say why q is not valid, if it is not: a non-finite prior, or negative sites."""
-        if np.isfinite(q.log_normaliser) and tf.reduce_all(q.variance > 0.0):
+        if np.isfinite(q.log_normaliser) and np.all(np.asarray(q.variance) > 0.0):
             return
         X, _ = self._data_tensors()
         raise explain_invalid(X, *prior, self.sites.values.lambda_2)
@@ -153,7 +163,7 @@ class SiteModel(GPModel, InternalDataTrainingLossMixin):
             self.mean_function,
             self.num_latent_gps,
             precompute_cache=precompute_cache,
-            before_reading=self._follow_hyperparameters,
+            site_values=self._site_values,
         )
 
     @inherit_check_shapes
@@ -193,13 +203,13 @@ class SiteModel(GPModel, InternalDataTrainingLossMixin):
 
         A diagnostic, and an optimistic one: maximised over hyperparameters it overfits.
         """
-        q, sites = self._marginals(), self.sites.values
+        q, sites = self._marginals()
         self._require_cavities(q, sites, 1.0)
         return objectives.leave_one_out(q, sites, self.likelihood, self._data_tensors())
 
     @tf.autograph.experimental.do_not_convert
     def _objective_value(self, alpha: float) -> tf.Tensor:
-        q, sites = self._marginals(), self.sites.values
+        q, sites = self._marginals()
         self._require_cavities(q, sites, alpha)
         return objectives.power_ep(q, sites, self.likelihood, self._data_tensors(), alpha)
 
@@ -207,16 +217,18 @@ class SiteModel(GPModel, InternalDataTrainingLossMixin):
         """Refuse, per datum and in words, where ``1/v − αλ₂`` is not positive."""
         if alpha == 0.0:
             return
-        kept = 1.0 - alpha * sites.lambda_2 * q.variance
+        lambda_2, variance = sites.lambda_2, q.variance
         if not tf.executing_eagerly():
-            tf.debugging.assert_positive(kept, "A cavity 1/v − αλ₂ is not positive.")
+            precision = 1.0 / variance - alpha * lambda_2
+            tf.debugging.assert_positive(precision, "A cavity 1/v − αλ₂ is not positive.")
             return
-        bad = np.argwhere(~(kept.numpy() > 0.0))
+        precision = 1.0 / np.asarray(variance) - alpha * np.asarray(lambda_2)
+        bad = np.argwhere(~(precision > 0.0))
         if len(bad):
             n, latent = bad[0]
             raise InvalidPosteriorError(
                 f"The cavity of datum {n} (latent {latent}) does not exist: 1/v − αλ₂ = "
-                f"{(kept / q.variance).numpy()[n, latent]:.3g} with α = {alpha:g} ({len(bad)} such "
+                f"{precision[n, latent]:.3g} with α = {alpha:g} ({len(bad)} such "
                 "data). The integral diverges there: use the ELBO or a smaller α, or infer from zero "
                 "sites (model.sites.reset(N))."
             )

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import abc
 import zlib
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 from check_shapes import inherit_check_shapes
-from gpflow.base import Parameter
-from tensorflow.python.eager import record
+from gpflow.likelihoods import Likelihood
 
 from ..compilation import call_compiled
 from ..errors import NonFiniteError, in_short
-from ..inference.common import (
-    ACCEPTABLE_RESIDUAL,
-    Collapsed,
-    Method,
-    Prior,
-    Solution,
-)
-from ..inference.reports import Diagnosis, InferenceResult, report, with_diagnosis
+from ..inference.collapsing import CollapsedTensors, Limits, Remarks, collapse
+from ..inference.common import Method, SitePair, Solution
+from ..inference.options import COLLAPSE
+from ..inference.reports import Diagnosis, InferenceResult, diagnosed, report
+from ..inference.servers import run
 from ..likelihoods.expectations import expectation_gradients
-from ..linalg import Marginals
+from ..linalg import Marginals, uses_lapack
+from ..priors import DensePrior, PriorMoments
 from ..sites import SiteValues
 from ..validation import check_count, check_positive
 from .base import SiteModel
@@ -40,8 +37,13 @@ TRAINING_STEPS = 200
 PENALTY_PER_DATUM = 1e3
 """Loss per datum, in nats, at hyperparameters that have no objective."""
 
-WARN_RESIDUAL = 1e-3
-"""Residual above which the training loss says that its gradient is not exact."""
+COULD_NOT_START = (
+    "Inference inside the training loss could not start: the kernel matrix, the mean "
+    "function or the expected log likelihood is not finite at these hyperparameters. "
+    "Put bounds or priors on them; model.infer() names the datum."
+)
+
+Gradients = Callable[[], list[tf.Tensor]]
 
 
 class CollapsedModel(SiteModel):
@@ -51,6 +53,11 @@ class CollapsedModel(SiteModel):
     the method's learning objective there with the exact total gradient. λ follows the hyperparameters
     from then on; :meth:`infer` or an assignment to ``model.sites`` make it the user's own again.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._remarks = Remarks()
+        self.sites.expect_hyperparameters(self._hyperparameter_values())
 
     @abc.abstractmethod
     def _method(self) -> Method:
@@ -68,9 +75,7 @@ class CollapsedModel(SiteModel):
         """
         return self._infer(self._method(), tolerance, max_steps)
 
-    def _infer(
-        self, method: Method, tolerance: float, max_steps: int, *more_limits: tf.Tensor
-    ) -> InferenceResult:
+    def _infer(self, method: Method, tolerance: float, max_steps: int) -> InferenceResult:
         check_positive(tolerance, "tolerance")
         check_count(max_steps, "max_steps")
         if not tf.executing_eagerly():
@@ -78,41 +83,36 @@ class CollapsedModel(SiteModel):
                 "infer() reports to Python and cannot run inside tf.function. Call it outside; inside, "
                 "model.training_loss() infers."
             )
-        start = self.sites.values
-        tolerance = tf.constant(tolerance, start.lambda_1.dtype)
-        limits = (tolerance, tf.constant(int(max_steps)), *more_limits)
-        found = self._diagnose(method, start, *limits)
+        found = self._diagnose(method, self.sites.values, Limits(tolerance, int(max_steps)))
         if not found.solution.has_started:
             self._refuse_start(found)
         self.sites.assign(found.solution.sites)
-        self.sites.release()
+        self._remarks.forget()
         return report(found, self.likelihood, method)
 
-    def _diagnose(self, method: Method, start: SiteValues, *limits: tf.Tensor) -> Diagnosis:
-        """Inference and a look at where it ended, compiled: the prior for this model, the rest for every
-        model with this likelihood."""
-        self.sites.require_rows(self.data[0])
-        prior = Prior(*call_compiled(self, "prior", lambda model: model.prior()))
-        return self._run(("infer", method.key), with_diagnosis(method), prior, start, *limits)
+    def _diagnose(self, method: Method, start: SiteValues, limits: Limits) -> Diagnosis:
+        """Inference and a look at where it ended."""
+        prior = self.host_prior()
+        sites = SiteValues(*(x.numpy() for x in start))
+        found = run(
+            diagnosed(method, prior, sites, *limits), self.likelihood, self._data_tensors()
+        )
+        prior.close()
+        return found
 
-    def _run(
-        self,
-        key: Hashable,
-        function: Callable[..., Any],
-        prior: Prior,
-        start: SiteValues,
-        *limits: tf.Tensor,
-    ) -> Any:
-        """``function`` on a prior, this model's data and sites, compiled once."""
-        signature = (key, self.num_latent_gps, prior.K.shape[0], prior.K.dtype)
-        arguments = (*prior, *self._data_tensors(), *start, *limits)
-        return call_compiled(self.likelihood, signature, function, *arguments)
+    def host_prior(self) -> DensePrior:
+        """The prior at the data for inference outside of graphs; its kernel matrix by a compiled graph."""
+        self.sites.require_rows(self.data[0])
+        key = ("prior", uses_lapack(exportable=False))
+        moments = call_compiled(self, key, lambda model: model.prior(exportable=False))
+        return PriorMoments.on_host(*(x.numpy() for x in moments))
 
     def _refuse_start(self, found: Diagnosis) -> None:
         """Say why inference could not start from these sites."""
         self._refuse_invalid(self.prior(), found.q)
         X, Y = self._data_tensors()
-        E = expectation_gradients(self.likelihood, X, found.q.mean, found.q.variance, Y)
+        mean, variance = (tf.convert_to_tensor(x) for x in (found.q.mean, found.q.variance))
+        E = expectation_gradients(self.likelihood, X, mean, variance, Y)
         self._refuse_non_finite(found.q, E.value, E.mean, E.variance)
         raise NonFiniteError(
             "Inference cannot start: the log likelihood or a derivative of it is not finite under "
@@ -128,8 +128,8 @@ class CollapsedModel(SiteModel):
                 n = bad[0][0]
                 raise NonFiniteError(
                     "The expected log likelihood or its gradient is not finite at datum "
-                    f"{n} (x = {in_short(X[n])}, y = {Y[n]}, q(f) = N({q.mean.numpy()[n]}, "
-                    f"{q.variance.numpy()[n]})). Rescale the data, or start from a smaller kernel "
+                    f"{n} (x = {in_short(X[n])}, y = {Y[n]}, q(f) = N({np.asarray(q.mean)[n]}, "
+                    f"{np.asarray(q.variance)[n]})). Rescale the data, or start from a smaller kernel "
                     "variance."
                 )
 
@@ -143,42 +143,93 @@ class CollapsedModel(SiteModel):
         λ moves to ``λ*`` for the present hyperparameters first, starting where it is.
         """
         variables: list[tf.Variable] = []
-        value, gradients = tf.cond(
-            self._parameters_are_proper(),
-            lambda: self._with_gradients(variables),
-            lambda: self._penalty_with_gradients(variables),
-        )
-        return _attach_gradients(value, gradients, [tf.convert_to_tensor(v) for v in variables])
+        gradients: Any
+        proper = self._parameters_are_proper()
+        if tf.executing_eagerly():
+            evaluate = self._evaluate if proper else self._penalise
+            value, gradients = evaluate(variables)
+        else:
 
-    def _with_gradients(self, variables: list[tf.Variable]) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """The objective and its gradient. Taken here, inside one branch, the gradient keeps nothing of the
-        computation, neither a copy of its graph nor its intermediate results.
+            def evaluated() -> tuple[tf.Tensor, list[tf.Tensor]]:
+                value, gradients = self._evaluate(variables)
+                return value, gradients()
+
+            def penalised() -> tuple[tf.Tensor, list[tf.Tensor]]:
+                return self._penalty(), [tf.zeros_like(v) for v in variables]
+
+            # The gradient is taken inside of its branch, and keeps nothing of the computation.
+            value, found = tf.cond(proper, evaluated, penalised)
+            gradients = lambda: found  # noqa: E731
+        return _with_gradients(value, gradients, [tf.convert_to_tensor(v) for v in variables])
+
+    def _evaluate(self, variables: list[tf.Variable]) -> tuple[tf.Tensor, Gradients]:
+        """The objective, and its gradient when it is asked for.
 
         :param variables: is filled with those that the objective depends on.
         """
-        method = self._method()
-        if tf.executing_eagerly() and not record.could_possibly_record():
-            prior = self.prior()
-            found = self._collapse(method, prior)
-            value = method.surrogate(prior, found, self.likelihood, self._data_tensors())
-            return self._or_penalty(found.solution, value), []
+        method, data = self._method(), self._data_tensors()
         with tf.GradientTape() as tape:
             # A parameter that is held now may be trainable when this graph is differentiated.
             tape.watch(self._floating_hyperparameters())
-            prior = self.prior()
-            with tape.stop_recording():
-                found = self._collapse(method, prior)
-            value = method.surrogate(prior, found, self.likelihood, self._data_tensors())
+            prior = self.prior(exportable=False)
+        of_likelihood = [v for v in self.likelihood.variables if v.dtype.is_floating]
+        watched = {id(v): v for v in (*tape.watched_variables(), *of_likelihood)}
         # Data in variables have no gradient: λ, which follows θ, does not follow them.
-        variables += self._hyperparameters_among(tape.watched_variables())
-        gradients = tape.gradient(
-            value, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
+        variables += self._hyperparameters_among(watched.values())
+        found = collapse(
+            method,
+            PriorMoments(*(tf.stop_gradient(x) for x in prior)),
+            self.likelihood,
+            data,
+            SiteValues(*(tf.stop_gradient(x) for x in self.sites.values)),
+            self._training_limits(),
+            self._remarks if tf.executing_eagerly() else Remarks(),
         )
-        # Dense, as the other branch's zeros are; constants for whoever differentiates once more.
-        gradients = [tf.stop_gradient(tf.convert_to_tensor(g)) for g in gradients]
-        started = found.solution.has_started
-        gradients = [tf.where(started, g, tf.zeros_like(g)) for g in gradients]
-        return self._or_penalty(found.solution, value), gradients
+        has_started = found.solution.has_started
+        zero = tf.UnconnectedGradients.ZERO
+
+        def gradients() -> list[tf.Tensor]:
+            bars = found.prior_adjoint()
+            total = tape.gradient(
+                list(prior), variables, output_gradients=list(bars), unconnected_gradients=zero
+            )
+            in_likelihood = self._likelihood_gradients(method, found)
+            total = [g + in_likelihood.get(id(v), 0.0) for v, g in zip(variables, total, strict=True)]
+            # Dense, as zeros are; constants for whoever differentiates once more.
+            total = [tf.stop_gradient(tf.convert_to_tensor(g)) for g in total]
+            return [tf.where(has_started, g, tf.zeros_like(g)) for g in total]
+
+        if not tf.executing_eagerly():
+            found_gradients = gradients()
+            gradients = lambda: found_gradients  # noqa: E731
+        value = tf.where(has_started, found.value, self._lowest())
+        self._settle(found.solution, training=True)
+        return value, gradients
+
+    def _likelihood_gradients(self, method: Method, found: CollapsedTensors) -> dict[int, Any]:
+        """Derivatives in the likelihood's own variables, by their identity."""
+        variables = [v for v in self.likelihood.variables if v.dtype.is_floating]
+        if not variables:
+            return {}
+
+        def differentiate(likelihood: Likelihood, *tensors: tf.Tensor) -> list[tf.Tensor]:
+            X, Y, m, v, lambda_1, lambda_2, wa, wb = tensors
+            mine = [v for v in likelihood.variables if v.dtype.is_floating]
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(mine)
+                q, sites = Marginals(m, v, tf.zeros([], m.dtype)), SiteValues(lambda_1, lambda_2)
+                value = method.likelihood_value(likelihood, X, Y, q, sites, SitePair(wa, wb))
+            zero = tf.UnconnectedGradients.ZERO
+            return tape.gradient(value, mine, unconnected_gradients=zero)
+
+        q = found.q
+        tensors = (*self._data_tensors(), q.mean, q.variance, *found.solution.sites, *found.weights)
+        if tf.executing_eagerly():
+            key = ("gradients", method.key, self.num_latent_gps)
+            gradients = call_compiled(self.likelihood, key, differentiate, *tensors)
+        else:
+            gradients = differentiate(self.likelihood, *tensors)
+        return {id(v): g for v, g in zip(variables, gradients, strict=True)}
 
     def _parameters_are_proper(self) -> tf.Tensor:
         """Whether no transformed parameter has left its domain: an optimiser's long step can take a
@@ -197,47 +248,27 @@ class CollapsedModel(SiteModel):
         num_data = tf.cast(tf.shape(self.sites.lambda_1)[0], self.sites.lambda_1.dtype)
         return -PENALTY_PER_DATUM * num_data
 
-    def _or_penalty(self, solution: Solution, value: tf.Tensor) -> tf.Tensor:
-        """The value, or the lowest where inference could not even start: ℓ² underflows at ℓ = 1e-200."""
-        return tf.where(solution.has_started, value, self._lowest())
-
     def _penalty(self) -> tf.Tensor:
         """The lowest objective, and flat; refused at a first evaluation."""
         message = (
             "A parameter is zero or not finite, and training has not begun: set it to a proper value "
             "(gpflow.utilities.print_summary(model) shows them)."
         )
-        begun = self.sites.is_bound()
+        begun = self.sites.is_inferred()
         if tf.executing_eagerly() and not begun:
             raise NonFiniteError(message)
         with tf.control_dependencies([tf.debugging.Assert(begun, [message])]):
             return tf.identity(self._lowest())
 
-    def _penalty_with_gradients(
-        self, variables: list[tf.Variable]
-    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        if tf.executing_eagerly():  # in a graph, the other branch has filled the list
-            variables += self.trainable_variables
-        return self._penalty(), [tf.zeros_like(v) for v in variables]
+    def _penalise(self, variables: list[tf.Variable]) -> tuple[tf.Tensor, Gradients]:
+        variables += self.trainable_variables
+        return self._penalty(), lambda: [tf.zeros_like(v) for v in variables]
 
-    def _training_limits(self, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
-        tolerance = max(TRAINING_TOLERANCE, 1e3 * float(np.finfo(dtype.as_numpy_dtype).eps))
-        return tf.constant(tolerance, dtype), tf.constant(TRAINING_STEPS)
+    def _training_limits(self) -> Limits:
+        eps = float(np.finfo(self.sites.lambda_1.dtype.as_numpy_dtype).eps)
+        return Limits(max(TRAINING_TOLERANCE, 1e3 * eps), TRAINING_STEPS)
 
-    def _collapse(self, method: Method, prior: Prior) -> Collapsed:
-        """``λ*`` from the present sites, stored in the model, and the weights of the gradient."""
-        constant = Prior(*(tf.stop_gradient(x) for x in prior))
-        limits = self._training_limits(prior.K.dtype)
-        if tf.executing_eagerly():
-            start = self.sites.values
-            key = ("collapse", method.key)
-            found = self._run(key, method.collapse, constant, start, *limits)
-        else:
-            sites = (tf.stop_gradient(x) for x in self.sites.values)
-            arguments = (*constant, *self._data_tensors(), *sites, *limits)
-            found = method.collapse(self.likelihood, *arguments)
-        self._settle(found.solution, training=True)
-        return found
+    # λ follows θ.
 
     def _settle(self, solution: Solution, training: bool = False) -> None:
         """Store ``λ*`` and what it was inferred for, unless inference could not even start.
@@ -245,25 +276,22 @@ class CollapsedModel(SiteModel):
         That is an error; but once training has begun it is a line search that went too far, and the sites
         stay those of its last good trial.
         """
-        message = (
-            "Inference inside the training loss could not start: the kernel matrix, the mean "
-            "function or the expected log likelihood is not finite at these hyperparameters. "
-            "Put bounds or priors on them; model.infer() names the datum."
-        )
-        usable = solution.has_started
-        refused = ~self.sites.is_bound() if training else tf.constant(True)
-        poor = usable & (solution.residual > WARN_RESIDUAL)
-        warning = "gpflow_hybrid: inference inside the training loss did not converge; residual"
-        if tf.executing_eagerly() and refused and not usable:
-            raise NonFiniteError(message)
-        tf.cond(poor, lambda: tf.print(warning, solution.residual), tf.no_op)
-        with tf.control_dependencies([tf.debugging.Assert(usable | ~refused, [message])]):
-            tf.cond(usable, lambda: self._store(solution.sites), tf.no_op)
+        may_fail = self.sites.is_inferred() if training else tf.constant(False)
+        hyperparameters = self._hyperparameter_values()
+        if tf.executing_eagerly():
+            if solution.has_started:
+                self.sites.store_inferred(solution.sites, hyperparameters)
+            elif not may_fail:
+                raise NonFiniteError(COULD_NOT_START)
+            return
 
-    def _store(self, sites: SiteValues) -> tf.Operation:
-        self.sites.assign(SiteValues(*(tf.identity(x) for x in sites)))
-        self.sites.bind(self._hyperparameter_values())
-        return tf.no_op()
+        def store() -> tf.Operation:
+            self.sites.store_inferred(solution.sites, hyperparameters)
+            return tf.no_op()
+
+        usable = solution.has_started
+        with tf.control_dependencies([tf.debugging.Assert(usable | may_fail, [COULD_NOT_START])]):
+            tf.cond(usable, store, tf.no_op)
 
     def _floating_hyperparameters(self) -> list[tf.Variable]:
         """Every floating variable, trainable or held, but λ and data in variables."""
@@ -279,19 +307,20 @@ class CollapsedModel(SiteModel):
             axis=0,
         )
 
-    def _follow_hyperparameters(self) -> None:
-        """Never mix λ*(θ) of one θ with another θ.
+    def _site_values(self) -> SiteValues:
+        """λ for the present hyperparameters, never λ*(θ) of one θ with another θ.
 
         After the training loss has inferred λ, an optimiser may move θ once more. λ then follows;
-        inside a graph, which would have to contain the inference, the mixture is refused.
+        inside a graph, which would have to contain the inference, the mixture is refused (and is NaN
+        where XLA leaves out assertions).
         """
-        if not isinstance(self.sites.lambda_1, Parameter):
-            return  # a frozen copy: its sites are constants
-        stale = self.sites.bound_elsewhere(self._hyperparameter_values())
+        if self.sites.is_frozen:
+            return self.sites.values
+        stale = self.sites.is_stale(self._hyperparameter_values())
         if tf.executing_eagerly():
             if stale:
                 self._settle(self._solve_again())
-            return
+            return self.sites.values
         tf.debugging.Assert(
             ~stale,
             [
@@ -299,27 +328,30 @@ class CollapsedModel(SiteModel):
                 "model.infer() before this compiled function."
             ],
         )
+        nan = tf.constant(np.nan, self.sites.lambda_1.dtype)
+        return SiteValues(*(tf.where(stale, nan, x) for x in self.sites.values))
 
     def _solve_again(self) -> Solution:
-        """``λ*`` for the present hyperparameters by the graph of :meth:`infer`, from warm, then cold."""
-        method = self._method()
+        """``λ*`` for the present hyperparameters, from warm, then cold."""
         warm = self.sites.values
         found = []
         for start in (warm, SiteValues(*(tf.zeros_like(x) for x in warm))):
-            limits = self._training_limits(start.lambda_1.dtype)
-            found.append(self._diagnose(method, start, *limits).solution)
-            if found[-1].residual <= ACCEPTABLE_RESIDUAL:
+            found.append(self._diagnose(self._method(), start, self._training_limits()).solution)
+            if found[-1].residual <= COLLAPSE.acceptable_residual:
                 break
         return min(found, key=lambda solution: float(solution.residual))
 
 
-@tf.custom_gradient
-def _attach_gradients(
-    value: tf.Tensor, gradients: list[tf.Tensor], variables: list[tf.Tensor]
-) -> tuple[tf.Tensor, Callable[..., Any]]:
-    """The value, with known derivatives in the variables' values."""
+def _with_gradients(
+    value: tf.Tensor, gradients: Gradients, variables: list[tf.Tensor]
+) -> tf.Tensor:
+    """The value, with derivatives in the variables' values that are known, or will be when asked for."""
 
-    def grad(upstream: tf.Tensor) -> tuple[Any, ...]:
-        return None, [None for _ in gradients], [tf.cast(upstream, g.dtype) * g for g in gradients]
+    @tf.custom_gradient
+    def attach(value: tf.Tensor, *_: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
+        def grad(upstream: tf.Tensor) -> tuple[Any, ...]:
+            return None, *(tf.cast(upstream, g.dtype) * g for g in gradients())
 
-    return tf.identity(value), grad
+        return tf.identity(value), grad
+
+    return attach(value, *variables)

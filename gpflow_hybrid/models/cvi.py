@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import tensorflow as tf
@@ -12,12 +13,12 @@ from gpflow.likelihoods import Likelihood
 from gpflow.mean_functions import MeanFunction
 
 from ..errors import InvalidPosteriorError
-from ..inference.collapsed import variational_inference
-from ..inference.common import Method, is_valid
+from ..inference.common import Method
 from ..inference.reports import InferenceResult
-from ..inference.variational import infer_damped, natural_gradient_step
+from ..inference.total_gradient import variational_inference
+from ..inference.variational import damped, natural_gradient_step
 from ..likelihoods.expectations import expectation_gradients
-from ..linalg import marginals
+from ..linalg import marginals, uses_lapack
 from ..objectives import Objective, power_of
 from ..sites import SiteValues
 from ..validation import check_step
@@ -54,8 +55,8 @@ class CVIModel(CollapsedModel):
         objective: Objective = "ep_like",
     ) -> None:
         power_of(objective)
-        super().__init__(data, kernel, likelihood, mean_function, num_latent_gps)
         self._objective = objective
+        super().__init__(data, kernel, likelihood, mean_function, num_latent_gps)
 
     @property
     def objective(self) -> Objective:
@@ -84,16 +85,15 @@ class CVIModel(CollapsedModel):
         """
         if lr is None:
             return super().infer(tolerance=tolerance, max_steps=max_steps)
-        step = tf.constant(check_step(lr), self.sites.lambda_1.dtype)
+        step = float(check_step(lr))
         automatic = "or leave lr out: the automatic mode needs no step size."
-        damped = dataclasses.replace(
+        plain = dataclasses.replace(
             self._method(),
-            key="damped",
-            solve=infer_damped,
+            solve=functools.partial(damped, lr=step),
             when_stalled=f"a step with this lr left no valid q(f). Take a smaller lr, {automatic}",
             when_exhausted=f"Raise max_steps {automatic}",
         )
-        return self._infer(damped, tolerance, max_steps, step)
+        return self._infer(plain, tolerance, max_steps)
 
     @tf.autograph.experimental.do_not_convert
     def natgrad_step(self, lr: Any = 1.0) -> None:
@@ -106,16 +106,18 @@ class CVIModel(CollapsedModel):
         """
         lr = tf.cast(check_step(lr), self.sites.lambda_1.dtype)
         prior = self.prior()
-        q = self._marginals(prior)
+        q, sites = self._marginals(prior)
         X, Y = self._data_tensors()
         E = expectation_gradients(self.likelihood, X, q.mean, q.variance, Y)
-        new = natural_gradient_step(q, self.sites.values, E, lr)
+        new = natural_gradient_step(q, sites, E, lr)
 
         def are_finite() -> tf.Tensor:
             return tf.reduce_all(tf.math.is_finite(new.lambda_1) & tf.math.is_finite(new.lambda_2))
 
         def are_valid() -> tf.Tensor:
-            return are_finite() & is_valid(marginals(*prior, *new))
+            q = marginals(*prior, *new, by_lapack=uses_lapack(exportable=True))
+            is_valid = tf.reduce_all(q.variance > 0.0) & tf.math.is_finite(q.log_normaliser)
+            return are_finite() & is_valid
 
         # Only negative sites can leave the cone of valid posteriors.
         valid = tf.cond(tf.reduce_all(new.lambda_2 >= 0.0), are_finite, are_valid)
@@ -128,8 +130,6 @@ class CVIModel(CollapsedModel):
                 self._refuse_non_finite(q, E.value, E.mean, E.variance)
                 raise InvalidPosteriorError(message)
             self.sites.assign(new)
-            self.sites.release()
             return
         with tf.control_dependencies([tf.debugging.Assert(valid, [message])]):
             self.sites.assign(SiteValues(*(tf.identity(x) for x in new)))
-            self.sites.release()

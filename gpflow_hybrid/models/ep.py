@@ -71,6 +71,6 @@ class EPModel(CollapsedModel):
     @tf.autograph.experimental.do_not_convert
     def log_marginal_likelihood(self) -> tf.Tensor:
         """EP's ``log Z + (1/α) Σ log E_q[(p/t)^α]`` at the present sites; EP's value at its fixed point."""
-        q, sites = self._marginals(), self.sites.values
+        q, sites = self._marginals()
         self._require_cavities(q, sites, self.alpha)
-        return log_marginal_likelihood(q, sites, self.likelihood, self._data_tensors(), self.alpha)
+        return log_marginal_likelihood(q, sites, self.likelihood, *self._data_tensors(), self.alpha)

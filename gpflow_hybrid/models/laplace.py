@@ -45,5 +45,7 @@ class LaplaceModel(CollapsedModel):
     @tf.autograph.experimental.do_not_convert
     def log_marginal_likelihood(self) -> tf.Tensor:
         """Laplace's ``log p(y|f̂) + log N(f̂; μ₀, K) + ½ log|2πΣ|``, at the mean f̂ of the present q."""
-        q = self._marginals()
-        return log_marginal_likelihood(q, self.sites.values, self.likelihood, self._data_tensors())
+        q, sites = self._marginals()
+        X, Y = self._data_tensors()
+        log_prob = tf.reduce_sum(self.likelihood.log_prob(X, q.mean, Y))
+        return log_marginal_likelihood(q, sites, log_prob)

@@ -13,8 +13,9 @@ from gpflow.utilities import parameter_dict
 
 from .. import objectives
 from ..errors import InvalidDataError, NonFiniteError
-from ..inference.variational import natural_gradient_steps
-from ..linalg import marginals
+from ..inference.servers import run
+from ..inference.variational import Evaluation, natural_gradient_steps
+from ..linalg import Marginals, marginals, uses_lapack
 from ..models import CollapsedModel, CVIModel
 from ..objectives import Objective, power_of
 from ..sites import SiteValues
@@ -98,7 +99,6 @@ class Alternation:
             lambda: [tf.convert_to_tensor(p) for p in self._named_parameters.values()],
             autograph=False,
         )
-        self._compiled_e_steps = tf.function(self._natural_gradient_steps, autograph=False)
         self._compiled_m_steps = tf.function(self._gradient_steps, autograph=False)
         self._compiled_gradient = tf.function(self._loss_and_gradient, autograph=False)
         self._compiled_assign = tf.function(self._assign, autograph=False)
@@ -112,15 +112,14 @@ class Alternation:
         if isinstance(settings, InferToConvergence):
             result = self.model.infer(tolerance=settings.tolerance, max_steps=settings.max_steps)
             return EStepOutcome(result.num_steps, result.residual)
-        sites, residual, valid = self._compiled_e_steps()
-        if not valid:
+        at = self._natural_gradient_steps(settings)
+        if not np.isfinite(at.elbo):
             raise NonFiniteError(
                 f"{settings.num_steps} natural-gradient steps with lr = {settings.lr:g} left no valid "
                 "q(f); λ is unchanged. Use a smaller lr, or e_step=InferToConvergence()."
             )
-        self.model.sites.assign(SiteValues(*sites))
-        self.model.sites.release()
-        return EStepOutcome(settings.num_steps, float(residual))
+        self.model.sites.assign(at.sites)
+        return EStepOutcome(settings.num_steps, at.residual_norm)
 
     def m_step(self) -> MStepOutcome:
         """Move the trainable hyperparameters at fixed λ; nothing else changes.
@@ -194,23 +193,25 @@ class Alternation:
         )
         return loss, gpflow.optimizers.Scipy.pack_tensors(gradients)
 
-    def _natural_gradient_steps(self) -> tuple[SiteValues, tf.Tensor, tf.Tensor]:
-        settings = self.e_step_settings
-        assert isinstance(settings, NaturalGradientSteps)
-        return natural_gradient_steps(
-            self.model.prior(),
-            self.model.likelihood,
-            self.model.data,
-            self.model.sites.values,
-            settings.num_steps,
-            settings.lr,
-        )
+    def _natural_gradient_steps(self, settings: NaturalGradientSteps) -> Evaluation:
+        model = self.model
+        prior = model.host_prior()
+        start = SiteValues(*(x.numpy() for x in model.sites.values))
+        steps = natural_gradient_steps(prior, start, settings.num_steps, settings.lr)
+        at = run(steps, model.likelihood, tuple(tf.convert_to_tensor(d) for d in model.data))
+        prior.close()
+        return at
+
+    def _marginals(self, sites: SiteValues) -> Marginals:
+        """q, in a graph of this process."""
+        prior = self.model.prior(exportable=False)
+        return marginals(*prior, *sites, by_lapack=uses_lapack(exportable=False))
 
     def _loss(self) -> tf.Tensor:
         """``−L_α(λ, θ) − log p(θ)`` at fixed λ."""
         model = self.model
         sites = SiteValues(*(tf.stop_gradient(x) for x in model.sites.values))
-        q = marginals(*model.prior(), *sites)
+        q = self._marginals(sites)
         data = tuple(tf.convert_to_tensor(d) for d in model.data)
         value = objectives.power_ep(q, sites, model.likelihood, data, self.alpha)
         return -(value + model.log_prior_density())
@@ -252,7 +253,7 @@ class Alternation:
         """ELBO, EP-like value, trained objective, smallest cavity precision, leave-one-out density."""
         model = self.model
         sites = model.sites.values
-        q = marginals(*model.prior(), *sites)
+        q = self._marginals(sites)
         data = tuple(tf.convert_to_tensor(d) for d in model.data)
         values = {
             alpha: objectives.power_ep(q, sites, model.likelihood, data, alpha)
@@ -286,7 +287,6 @@ class Alternation:
         for i, variable in enumerate(optimizer_variables(self.optimizer)):
             variable.assign(arrays[f"optimizer:{i}"])
         self.model.sites.assign(SiteValues(arrays["lambda_1"], arrays["lambda_2"]))
-        self.model.sites.release()
 
     def _identity(self) -> dict[str, Any]:
         """What a checkpoint must have been made with to be resumed here."""

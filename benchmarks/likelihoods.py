@@ -1,0 +1,106 @@
+"""Whole first fits with every kind of likelihood: before, now, and GPflow's VGP, in one run.
+
+    python -m benchmarks.likelihoods
+    python -m benchmarks.likelihoods student_t softmax --size 400 --before v0.1
+
+Every fit runs in a process of its own, one after the other: from building the model to the end of L-BFGS,
+tracing included, imports not. ``--before`` names a commit, whose ``gpflow_hybrid`` is measured too. *First*
+is the first training loss with its gradient, compiled; *best* is the loss at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FIT = ROOT / "benchmarks" / "peers" / "likelihood_fit.py"
+NAMES = (
+    "probit",
+    "bernoulli",
+    "poisson",
+    "student_t",
+    "gamma",
+    "ordinal",
+    "heteroskedastic",
+    "softmax",
+    "robust_max",
+)
+
+
+def fit(name: str, size: int, method: str, package: Path, limit: float) -> dict[str, float] | None:
+    """One fit with the ``gpflow_hybrid`` of that folder; None if it took longer than the limit."""
+    environment = os.environ | {"PYTHONPATH": str(package), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    command = [sys.executable, str(FIT), name, str(size), method]
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=limit
+        )
+    except subprocess.TimeoutExpired:
+        return None
+    if done.returncode:
+        raise RuntimeError(f"{name}, {method}: {done.stderr[-2000:]}")
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+@contextmanager
+def checkout(revision: str) -> Iterator[Path]:
+    """The tree of a commit, for as long as it is needed."""
+    with tempfile.TemporaryDirectory() as folder:
+        archive = subprocess.run(
+            ["git", "archive", revision, "gpflow_hybrid"],
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+        ).stdout
+        subprocess.run(["tar", "-x", "-C", folder], input=archive, check=True)
+        yield Path(folder)
+
+
+def compare(names: list[str], size: int, before: Path | None, vgp: bool, limit: float) -> None:
+    """Measure and print a line per likelihood."""
+    contenders = [("before", "cvi", before)] if before is not None else []
+    contenders += [("now", "cvi", ROOT)]
+    contenders += [("VGP", "vgp", ROOT)] if vgp else []
+    print(f"n = {size}; seconds of the whole fit (of the first loss; losses evaluated; at the end)")
+    for name in names:
+        cells = []
+        for label, method, package in contenders:
+            found = fit(name, size, method, package, limit)
+            cells.append(
+                f"{label} over {limit:.0f}"
+                if found is None
+                else f"{label} {found['seconds']:.2f} ({found['first']:.2f}; "
+                f"{found['evaluations']:.0f}; {found['loss']:.4f})"
+            )
+        print(f"{name:16s} " + "   ".join(cells), flush=True)
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(NAMES)}; all by default")
+    parser.add_argument("--size", type=int, default=400, help="number of data")
+    parser.add_argument("--before", help="a commit to measure as well")
+    parser.add_argument("--no-vgp", action="store_true", help="leave GPflow's VGP out")
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds that a fit may take")
+    a = parser.parse_args()
+    a.names = a.names or list(NAMES)
+    if unknown := set(a.names) - set(NAMES):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; choose from {', '.join(NAMES)}")
+    if a.before is None:
+        compare(a.names, a.size, None, not a.no_vgp, a.limit)
+        return
+    with checkout(a.before) as before:
+        compare(a.names, a.size, before, not a.no_vgp, a.limit)
+
+
+if __name__ == "__main__":
+    main()

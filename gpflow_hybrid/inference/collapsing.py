@@ -1,0 +1,136 @@
+"""A method's collapse, outside of graphs or as a part of one: the same numbers, as tensors."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from gpflow.likelihoods import Likelihood
+
+from ..errors import ConvergenceWarning
+from ..linalg import Marginals
+from ..priors import Array, Prior, PriorMoments
+from ..sites import SiteValues
+from .common import Collapse, Method, SitePair, Solution
+from .questions import Iteration
+from .servers import run, run_in_graph
+
+WARN_RESIDUAL = 1e-3
+"""Residual above which the training loss says that its gradient is not exact."""
+
+NOT_CONVERGED = (
+    "Inference inside the training loss did not converge: its residual is {:.1e}. Value and gradient are "
+    "not exact at these hyperparameters."
+)
+
+
+class Limits(NamedTuple):
+    """When an iteration ends: the residual, and how many steps it may try."""
+
+    tolerance: float
+    max_steps: int
+
+
+class CollapsedTensors(NamedTuple):
+    """A :class:`~gpflow_hybrid.inference.common.Collapse` as tensors."""
+
+    solution: Solution
+    value: tf.Tensor
+    q: Marginals
+    weights: SitePair
+    prior_adjoint: Callable[[], Sequence[tf.Tensor]]
+    """The total derivatives in the tensors that the prior was made of."""
+
+
+class Remarks:
+    """What a training loss has to say, each kind once: an optimiser evaluates it many times."""
+
+    def __init__(self) -> None:
+        self._made: set[str] = set()
+
+    def forget(self) -> None:
+        """Say everything again."""
+        self._made.clear()
+
+    def make(self, found: Collapse) -> None:
+        """Warn of what has not been warned of before."""
+        residual = float(found.solution.residual)
+        remarks = list(found.remarks)
+        if found.solution.has_started and residual > WARN_RESIDUAL:
+            remarks.append(NOT_CONVERGED.format(residual))
+        for remark in remarks:
+            kind = remark[:40]
+            if kind not in self._made:
+                self._made.add(kind)
+                warnings.warn(remark, ConvergenceWarning, stacklevel=2)
+
+
+def collapse(
+    method: Method,
+    moments: PriorMoments,
+    likelihood: Likelihood,
+    data: tuple[tf.Tensor, tf.Tensor],
+    start: SiteValues,
+    limits: Limits,
+    remarks: Remarks,
+) -> CollapsedTensors:
+    """``method.collapse`` from the given sites, eagerly or as a part of the graph that is being traced."""
+    if tf.executing_eagerly():
+        prior = moments.on_host(*(x.numpy() for x in moments))
+        iteration = method.collapse(prior, SiteValues(*(x.numpy() for x in start)), *limits)
+        found = run(iteration, likelihood, data)
+        remarks.make(found)
+        return _as_tensors(found, moments)
+    iterate = functools.partial(_to_arrays, method, moments.on_host, limits, remarks)
+    pair = tf.TensorShape([2]).concatenate(start.lambda_1.shape)
+    shapes = [pair, [5], [], pair, pair, *(x.shape for x in moments)]
+    asked = (method.questions, likelihood, data)
+    found = run_in_graph(iterate, [*moments, *start], shapes, *asked)
+    lambdas, numbers, value, q, weights, *bars = found
+    counts = tf.unstack(tf.cast(numbers[:3], tf.int32))
+    solution = Solution(SiteValues(*tf.unstack(lambdas)), *counts, *tf.unstack(numbers[3:]))
+    return CollapsedTensors(
+        solution,
+        value,
+        Marginals(*tf.unstack(q), tf.zeros_like(value)),
+        SitePair(*tf.unstack(weights)),
+        lambda: bars,
+    )
+
+
+def _to_arrays(
+    method: Method,
+    make_prior: Callable[..., Prior],
+    limits: Limits,
+    remarks: Remarks,
+    *arrays: Array,
+) -> Iteration[tuple[Any, ...]]:
+    """A collapse as the arrays that a graph takes, from those of the prior, λ₁ and λ₂."""
+    *moments, lambda_1, lambda_2 = arrays
+    prior = make_prior(*moments)
+    found = yield from method.collapse(prior, SiteValues(lambda_1, lambda_2), *limits)
+    remarks.make(found)
+    has_started = found.covariance is not None
+    bars = found.prior_adjoint() if has_started else [np.zeros_like(x) for x in moments]
+    prior.close()
+    sites, *numbers = found.solution
+    q = np.stack([found.q.mean, found.q.variance])
+    return np.stack(sites), np.array(numbers), found.value, q, np.stack(found.weights), *bars
+
+
+def _as_tensors(found: Collapse, moments: PriorMoments) -> CollapsedTensors:
+    def tensor(x: Any) -> tf.Tensor:
+        return tf.convert_to_tensor(np.asarray(x, moments.mean.dtype.as_numpy_dtype))
+
+    sites, *numbers = found.solution
+    return CollapsedTensors(
+        Solution(SiteValues(*map(tensor, sites)), *numbers),
+        tensor(found.value),
+        Marginals(*map(tensor, found.q)),
+        SitePair(*map(tensor, found.weights)),
+        lambda: [tensor(x) for x in found.prior_adjoint()],
+    )

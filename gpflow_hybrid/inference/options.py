@@ -1,0 +1,85 @@
+"""The numerical constants of inference, with their reasons.
+
+What was tuned to a machine is in :mod:`gpflow_hybrid.tuning`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class NewtonOptions:
+    """Of the damped Newton iteration."""
+
+    max_damping: float = 1e10
+    """μ at which it gives up: the ELBO cannot be raised any more at this precision."""
+    shrink_limit: float = 0.95
+    """No step may take away more than this part of a marginal's precision, or of a positive site."""
+    wild_site: float = 1e3
+    """Precision of a first site, in units of the prior's, at which the prior's variance is not believed."""
+    step_tolerance: float = 1e-4
+    """Relative error of a step: exact enough for fast convergence."""
+    iterations: int = 60
+    """Of GMRES without factors."""
+    preconditioned_iterations: int = 200
+    """Of GMRES with factors."""
+    eliminated_error: float = 0.01
+    """Error of the likelihood's quadrature, in units of the posterior, up to which a is eliminated from a
+    Newton system as if the quadrature were exact."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CollapseOptions:
+    """Of the collapsed objective and its gradient."""
+
+    acceptable_residual: float = 1e-4
+    """Above, an iteration from a warm start is tried again from zero sites."""
+    polished_from: float = 1e-6
+    """Residual from which the last step needs no new factorisation."""
+    last_step_tolerance: float = 1e-3
+    """Relative error of that step: what it leaves of the residual."""
+    long_step: float = 1e-5
+    """In units of the posterior: a last step for which first derivatives are not enough."""
+    weights_tolerance: float = 1e-8
+    """Relative error of the weights in the total gradient, an order below that of Σ."""
+    gradient_error: float = 1e-5
+    """Relative error of the solved system above which the gradient is not called exact."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PropagationOptions:
+    """Of expectation propagation."""
+
+    smallest_step: float = 1e-4
+    """ρ below which it gives up: every step, however short, leaves the valid region."""
+    growth: float = 1.2
+    """How ρ follows the mismatch: up after it shrank,"""
+    decay: float = 0.6
+    """down after it grew,"""
+    floor: float = 0.05
+    """never below this."""
+    memory: int = 5
+    """Updates that the acceleration remembers."""
+    enough_steps: int = 40
+    """Steps that the first attempt may always try; of more, half are kept for a second."""
+    cautious_step: float = 0.2
+    """Largest ρ of the second attempt, from zero sites and without memory, where the first fails."""
+    shrink_limit: float = 0.05
+    """An accelerated step may not take a site below this part of what it is and of what it should be."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LaplaceOptions:
+    """Of the search for the mode."""
+
+    sufficient_rise: float = 1e-4
+    """Part of the predicted rise of ψ that a step has to keep (Armijo)."""
+    smallest_step: float = 1e-9
+    """Part of a Newton step below which ψ cannot be raised any more at this precision."""
+
+
+NEWTON = NewtonOptions()
+COLLAPSE = CollapseOptions()
+PROPAGATION = PropagationOptions()
+LAPLACE = LaplaceOptions()

@@ -1,0 +1,129 @@
+"""What an iteration asks of a likelihood.
+
+Iterations are generators on NumPy's arrays: they yield a :class:`Request`, a question with its arrays, and
+are sent the answer. They never call a likelihood, which may live in a TensorFlow graph; whoever runs them
+(:mod:`~gpflow_hybrid.inference.servers`) does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Generator, Hashable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import tensorflow as tf
+from gpflow.likelihoods import Likelihood
+
+from ..likelihoods.curvature import Curvature, curvature
+from ..likelihoods.expectations import (
+    ExpectationGradients,
+    expectation_gradients,
+    works_on_arrays,
+)
+from ..likelihoods.ratios import RatioGradients, closed_ratio_gradients, ratio_gradients
+from ..priors import Array
+
+Result = TypeVar("Result")
+Iteration = Generator["Request", Any, Result]
+"""An iteration that ends with a result."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Question:
+    """A function of the likelihood, the data and arrays ``[N, L]``.
+
+    :param name: what a compiled graph of it is kept under.
+    :param answer: ``(likelihood, X, Y, *arrays)`` to a ``kind`` of tensors.
+    :param num_arrays: that it takes.
+    :param ranks: of the answer's tensors: 0 is ``[]``, 1 ``[N]``, 2 ``[N, L]``, 3 ``[N, L, L]``.
+    :param on_arrays: the same for arrays, where a likelihood has it.
+    """
+
+    name: Hashable
+    answer: Callable[..., Any]
+    kind: Callable[..., Any]
+    num_arrays: int
+    ranks: tuple[int, ...]
+    on_arrays: Callable[..., Any] | None = None
+
+    def __call__(self, *arrays: Array) -> Request:
+        """Ask it."""
+        return Request(self, arrays)
+
+    def shapes(self, num_data: int, num_latent: int) -> list[tuple[int, ...]]:
+        """Of the answer's arrays."""
+        return [(num_data, num_latent, num_latent)[:rank] for rank in self.ranks]
+
+    def unpack(self, flat: Array, num_data: int, num_latent: int) -> Any:
+        """The answer from all its numbers in a row."""
+        shapes = self.shapes(num_data, num_latent)
+        ends = np.cumsum([np.prod(shape, dtype=int) for shape in shapes])
+        parts = np.split(flat, ends[:-1])
+        return self.kind(*(x.reshape(s) for x, s in zip(parts, shapes, strict=True)))
+
+
+class Request(NamedTuple):
+    """A question at some arrays, ``[N, L]`` each."""
+
+    question: Question
+    arrays: Sequence[Array]
+
+
+def has_rough_curvature(likelihood: Likelihood) -> bool:
+    """Whether a likelihood has a cheaper curvature for steps."""
+    exact = getattr(likelihood, "expectation_curvature", None)
+    return exact is not None and "rough" in inspect.signature(exact).parameters
+
+
+def understood(question: Question, likelihood: Likelihood) -> Question:
+    """The question as this likelihood understands it: not all have a rough curvature."""
+    is_rough = question is ROUGH_CURVATURE and not has_rough_curvature(likelihood)
+    return CURVATURE if is_rough else question
+
+
+def answers_on_arrays(questions: Sequence[Question], likelihood: Likelihood) -> bool:
+    """Whether a likelihood can answer all of these without TensorFlow."""
+    return works_on_arrays(likelihood) and all(q.on_arrays is not None for q in questions)
+
+
+def _expectations(likelihood: Likelihood, X: Any, Y: Any, m: Any, v: Any) -> ExpectationGradients:
+    return expectation_gradients(likelihood, X, m, v, Y)
+
+
+def _curvature(
+    likelihood: Likelihood, X: Any, Y: Any, m: Any, v: Any, g2: Any, rough: bool = False
+) -> Curvature:
+    return curvature(likelihood, X, Y, m, v, g2, rough=rough)
+
+
+def _closed_ratios(
+    likelihood: Likelihood, X: Any, Y: Any, m: Any, v: Any, *sites: Any
+) -> RatioGradients:
+    return closed_ratio_gradients(likelihood, X, m, v, Y, *sites)
+
+
+EXPECTATIONS = Question(
+    "expectations", _expectations, ExpectationGradients, 2, (1, 2, 2), _expectations
+)
+"""``E_q[log p]`` and its derivatives, from m and v."""
+
+CURVATURE = Question("curvature", _curvature, Curvature, 3, (3, 3, 3, 3), _curvature)
+"""The second derivatives of ``E_q[log p]``, from m, v and ``g₂ = −2 ∂E/∂v``."""
+
+_rough = functools.partial(_curvature, rough=True)
+ROUGH_CURVATURE = Question("rough curvature", _rough, Curvature, 3, (3, 3, 3, 3), _rough)
+"""The same to three digits, which is enough for a step."""
+
+
+@functools.cache
+def ratios(alpha: float) -> Question:
+    """``Σ (1/α) log E_q[(p/t)^α]`` and its derivatives, from m, v, λ₁ and λ₂."""
+
+    def answer(likelihood: Likelihood, X: Any, Y: Any, *arrays: tf.Tensor) -> RatioGradients:
+        return ratio_gradients(likelihood, X, Y, *arrays, alpha=alpha)
+
+    on_arrays = _closed_ratios if alpha == 1.0 else None
+    return Question(("ratios", alpha), answer, RatioGradients, 4, (0, 2, 2, 2, 2), on_arrays)

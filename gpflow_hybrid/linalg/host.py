@@ -1,0 +1,39 @@
+"""NumPy from inside a TensorFlow graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+
+def call_on_host(
+    function: Callable[..., tuple[Any, ...]],
+    arguments: list[tf.Tensor],
+    shapes: list[Any],
+    dtype: tf.DType | list[tf.DType] | None = None,
+    *,
+    stateful: bool = False,
+) -> list[tf.Tensor]:
+    """``function``, which returns a tuple, on arrays from inside a graph that runs in this process.
+
+    :param dtype: of all results, or of each; that of the first argument by default.
+    :param stateful: whether it does more than to return results.
+    """
+    dtype = arguments[0].dtype if dtype is None else dtype
+    dtypes = dtype if isinstance(dtype, list) else [dtype] * len(shapes)
+
+    def quietly(*arrays: Any) -> tuple[Any, ...]:
+        # What is not finite comes out so, as in TensorFlow, without NumPy's warnings.
+        with np.errstate(all="ignore"):
+            found = function(*arrays)
+        return tuple(
+            np.asarray(x, d.as_numpy_dtype) for x, d in zip(found, dtypes, strict=True)
+        )
+
+    found = tf.numpy_function(quietly, arguments, dtypes, stateful=stateful)
+    return [
+        tf.ensure_shape(x, shape) for x, shape in zip(tf.nest.flatten(found), shapes, strict=True)
+    ]

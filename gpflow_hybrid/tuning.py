@@ -1,0 +1,41 @@
+"""Sizes at which one way becomes faster, or smaller, than another: all that was tuned to a machine.
+
+Found with ``python -m benchmarks.floor 614 1232 2500`` (times) and ``python -m benchmarks.memory 5000`` on
+two cores with 24 GB; a factor of two either way costs little. None of them changes a result by more than
+rounding.
+"""
+
+from __future__ import annotations
+
+FEW_DATA = 300
+"""Up to here a Newton system is factorised and its curvature is exact: iterations and rough curvature cost
+more than they save. Above, kernel matrices are evaluated and differentiated without intermediate ones."""
+
+LARGE_MATRIX = 3000
+"""Above this size memory is dearer than arithmetic: ``Σ∘Σ`` is not kept, Σ is not kept for a second try,
+XLA does not differentiate whole kernel matrices."""
+
+KEPT_DISTANCES = 4000
+"""Up to here the squared distances of constant inputs are kept between evaluations."""
+
+KEPT_BYTES = 2**25
+"""Matrices up to this size leave their memory to the next evaluation; what is computed of larger ones takes
+far longer than the system needs to clear their pages."""
+
+CACHED_ELEMENTS = 160_000
+"""Elements of a block of a matrix that stay in a core's cache while a kernel is evaluated."""
+
+QUADRATURE_ELEMENTS = 60_000
+"""The same for the nodes of a quadrature on arrays."""
+
+BLOCK_ROWS = 64
+"""Rows of a matrix that are worked on at a time, so that they stay in a core's cache."""
+
+COLUMN_CHUNK = 256
+"""Columns worked on at a time where many need a triangular product."""
+
+RANK_CHUNK = 512
+"""Rows that a symmetric product takes at a time: fewer slow it down, more need fresh memory."""
+
+PARALLEL_BLOCKS = 2
+"""Blocks of a kernel matrix that may be under way at the same time."""
