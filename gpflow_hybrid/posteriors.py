@@ -155,9 +155,7 @@ class SitePosterior(AbstractPosterior):
 
         return mean, covariance(self.kernel, Xnew) - gram(T) + gram(R)
 
-    def _negative_part(
-        self, P: tf.Tensor, Kxn: tf.Tensor, G: tf.Tensor, T: tf.Tensor
-    ) -> tf.Tensor:
+    def _negative_part(self, P: tf.Tensor, Kxn: tf.Tensor, G: tf.Tensor, T: tf.Tensor) -> tf.Tensor:
         """``R``. Inside a graph the negative sites' matrices are whole, and usually zero."""
 
         def correction() -> tf.Tensor:

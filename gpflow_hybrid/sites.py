@@ -8,6 +8,8 @@ import tensorflow as tf
 from gpflow.base import Module, Parameter, TensorType
 from gpflow.config import default_float
 
+from .errors import InvalidDataError
+
 
 class SiteValues(NamedTuple):
     """The numbers of the sites, ``[N, L]`` each, ``λ₂`` signed; tensors or arrays."""
@@ -56,14 +58,15 @@ class Sites(Module):
 
     def require_rows(self, X: TensorType) -> None:
         """Refuse data whose number of rows is not that of the sites."""
-        if tf.executing_eagerly() and self.values.lambda_1.shape[0] == tf.shape(X)[0]:
-            return  # the assertion below takes milliseconds to say the same
-        tf.debugging.assert_equal(
-            tf.shape(self.lambda_1)[0],
-            tf.shape(X)[0],
+        message = (
             "The data have changed their number of rows and the sites have not: set new data with "
-            "model.update_data((X, Y)).",
+            "model.update_data((X, Y))."
         )
+        if tf.executing_eagerly():
+            if self.values.lambda_1.shape[0] != tf.shape(X)[0]:
+                raise InvalidDataError(message)
+            return
+        tf.debugging.assert_equal(tf.shape(self.lambda_1)[0], tf.shape(X)[0], message)
 
     def assign(self, values: SiteValues) -> None:
         """Set both parameters; they are the user's own: nothing moves them with the hyperparameters."""

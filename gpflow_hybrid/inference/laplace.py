@@ -110,7 +110,9 @@ class Evaluation(NamedTuple):
     @property
     def residual(self) -> SitePair:
         """``a = ℓ'(m) − (λ₁ − λ₂m)``, ``b = −ℓ''(m) − λ₂``: zero at the fixed point."""
-        return SitePair(self.at_mean.first - self.weights, -self.at_mean.second - self.sites.lambda_2)
+        return SitePair(
+            self.at_mean.first - self.weights, -self.at_mean.second - self.sites.lambda_2
+        )
 
 
 def evaluate(prior: Prior, sites: SiteValues, q: Marginals) -> Iteration[Evaluation]:

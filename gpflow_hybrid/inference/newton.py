@@ -181,12 +181,24 @@ class NewtonSystem:
         return lambda r: self._eliminated(r, lambda rhs: factors(rhs, transpose), transpose)
 
 
+def _limit(size: int, tolerance: float, has_factors: bool) -> int:
+    """Iterations that GMRES may take for so many data."""
+    is_step = tolerance >= 0.1 * NEWTON.step_tolerance
+    if has_factors:
+        return (
+            NEWTON.preconditioned_step_iterations if is_step else NEWTON.preconditioned_iterations
+        )
+    if is_step:
+        return min(NEWTON.iterations, max(10, size // NEWTON.size_per_iteration))
+    return NEWTON.iterations
+
+
 def _gmres(
     apply: Map, r: Array, units: Array, tolerance: float, precondition: Map | None = None
 ) -> tuple[Array, bool]:
     """``A x = r`` in the given units, and whether it converged."""
     inverse: Map = (lambda x: x) if precondition is None else precondition
-    limit = NEWTON.iterations if precondition is None else NEWTON.preconditioned_iterations
+    limit = _limit(r.shape[-1], tolerance, precondition is not None)
 
     def operator(x: Array) -> Array:
         return (units * apply(inverse(x.reshape(r.shape) / units))).ravel()

@@ -80,9 +80,7 @@ def questions_of(alpha: float) -> Questions:
         zero = tf.UnconnectedGradients.ZERO
         return TiltedGradients(total, *tape.gradient(total, (m, v), unconnected_gradients=zero))
 
-    def error(
-        likelihood: Likelihood, X: Any, Y: Any, m: Any, v: Any, *of: Any
-    ) -> QuadratureError:
+    def error(likelihood: Likelihood, X: Any, Y: Any, m: Any, v: Any, *of: Any) -> QuadratureError:
         """How far the matching sites move under a finer rule, in units of the posterior."""
         coarse, fine = (
             tilted_sites(likelihood, X, m, v, Y, *of, alpha, num_nodes)
@@ -136,9 +134,7 @@ def evaluate(alpha: float, prior: Prior, sites: SiteValues) -> Iteration[Evaluat
     q = prior.posterior(sites).marginals
     lambda_1, lambda_2 = sites
     tilted = yield questions_of(alpha).sites(q.mean, q.variance, *sites)
-    found = SitePair(
-        tilted.slope - (lambda_1 - lambda_2 * q.mean), tilted.precision - lambda_2
-    )
+    found = SitePair(tilted.slope - (lambda_1 - lambda_2 * q.mean), tilted.precision - lambda_2)
     norm = relative_norm(q, found, SitePair(tilted.slope, tilted.precision))
     value = float(q.log_normaliser + np.sum(tilted.log_ratio))
     ok = is_valid(q) and (1.0 - alpha * lambda_2 * q.variance > 0.0).all()

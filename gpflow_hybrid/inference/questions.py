@@ -18,12 +18,9 @@ import tensorflow as tf
 from gpflow.likelihoods import Likelihood
 
 from ..likelihoods.curvature import Curvature, curvature
-from ..likelihoods.expectations import (
-    ExpectationGradients,
-    expectation_gradients,
-    works_on_arrays,
-)
-from ..likelihoods.ratios import RatioGradients, closed_ratio_gradients, ratio_gradients
+from ..likelihoods.expectations import ExpectationGradients, expectation_gradients
+from ..likelihoods.on_arrays import OnArrays
+from ..likelihoods.ratios import RatioGradients, ratio_gradients
 from ..priors import Array
 
 Result = TypeVar("Result")
@@ -39,7 +36,7 @@ class Question:
     :param answer: ``(likelihood, X, Y, *arrays)`` to a ``kind`` of tensors.
     :param num_arrays: that it takes.
     :param ranks: of the answer's tensors: 0 is ``[]``, 1 ``[N]``, 2 ``[N, L]``, 3 ``[N, L, L]``.
-    :param on_arrays: the same for arrays, where a likelihood has it.
+    :param on_arrays: how a likelihood on arrays answers it, ``(X, Y, *arrays)``, or None if it cannot.
     """
 
     name: Hashable
@@ -47,7 +44,7 @@ class Question:
     kind: Callable[..., Any]
     num_arrays: int
     ranks: tuple[int, ...]
-    on_arrays: Callable[..., Any] | None = None
+    on_arrays: Callable[[OnArrays], Callable[..., Any] | None] = lambda _: None
 
     def __call__(self, *arrays: Array) -> Request:
         """Ask it."""
@@ -84,11 +81,6 @@ def understood(question: Question, likelihood: Likelihood) -> Question:
     return CURVATURE if is_rough else question
 
 
-def answers_on_arrays(questions: Sequence[Question], likelihood: Likelihood) -> bool:
-    """Whether a likelihood can answer all of these without TensorFlow."""
-    return works_on_arrays(likelihood) and all(q.on_arrays is not None for q in questions)
-
-
 def _expectations(likelihood: Likelihood, X: Any, Y: Any, m: Any, v: Any) -> ExpectationGradients:
     return expectation_gradients(likelihood, X, m, v, Y)
 
@@ -99,22 +91,22 @@ def _curvature(
     return curvature(likelihood, X, Y, m, v, g2, rough=rough)
 
 
-def _closed_ratios(
-    likelihood: Likelihood, X: Any, Y: Any, m: Any, v: Any, *sites: Any
-) -> RatioGradients:
-    return closed_ratio_gradients(likelihood, X, m, v, Y, *sites)
-
-
 EXPECTATIONS = Question(
-    "expectations", _expectations, ExpectationGradients, 2, (1, 2, 2), _expectations
+    "expectations", _expectations, ExpectationGradients, 2, (1, 2, 2), lambda on: on.expectations
 )
 """``E_q[log p]`` and its derivatives, from m and v."""
 
-CURVATURE = Question("curvature", _curvature, Curvature, 3, (3, 3, 3, 3), _curvature)
+CURVATURE = Question("curvature", _curvature, Curvature, 3, (3, 3, 3, 3), lambda on: on.curvature)
 """The second derivatives of ``E_q[log p]``, from m, v and ``g₂ = −2 ∂E/∂v``."""
 
-_rough = functools.partial(_curvature, rough=True)
-ROUGH_CURVATURE = Question("rough curvature", _rough, Curvature, 3, (3, 3, 3, 3), _rough)
+ROUGH_CURVATURE = Question(
+    "rough curvature",
+    functools.partial(_curvature, rough=True),
+    Curvature,
+    3,
+    (3, 3, 3, 3),
+    lambda on: functools.partial(on.curvature, rough=True),
+)
 """The same to three digits, which is enough for a step."""
 
 
@@ -125,5 +117,5 @@ def ratios(alpha: float) -> Question:
     def answer(likelihood: Likelihood, X: Any, Y: Any, *arrays: tf.Tensor) -> RatioGradients:
         return ratio_gradients(likelihood, X, Y, *arrays, alpha=alpha)
 
-    on_arrays = _closed_ratios if alpha == 1.0 else None
-    return Question(("ratios", alpha), answer, RatioGradients, 4, (0, 2, 2, 2, 2), on_arrays)
+    name = ("ratios", alpha)
+    return Question(name, answer, RatioGradients, 4, (0, 2, 2, 2, 2), lambda on: on.ratios(alpha))

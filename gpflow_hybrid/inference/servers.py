@@ -8,10 +8,11 @@ take turns in a ``tf.while_loop``: TensorFlow answers, the host goes on.
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -19,9 +20,10 @@ import tensorflow as tf
 from gpflow.likelihoods import Likelihood
 
 from ..compilation import compiled
+from ..likelihoods.on_arrays import on_arrays
 from ..linalg.host import call_on_host
 from ..priors import Array
-from .questions import Iteration, Question, Request, answers_on_arrays, understood
+from .questions import Iteration, Question, Request, understood
 
 Result = TypeVar("Result")
 
@@ -49,32 +51,47 @@ def _run(iteration: Iteration[Result], answer: Callable[[Request], Any]) -> Resu
         return end.value  # type: ignore[no-any-return]
 
 
-def answer_on_arrays(likelihood: Likelihood, X: Array, Y: Array) -> Callable[[Request], Any]:
-    """The answers of a likelihood that works on arrays."""
-
-    def answer(request: Request) -> Any:
-        question = understood(request.question, likelihood)
-        assert question.on_arrays is not None
-        return question.on_arrays(likelihood, X, Y, *request.arrays)
-
-    return answer
+def _on_arrays(
+    questions: Iterable[Question], likelihood: Likelihood
+) -> dict[Question, Callable[..., Any]] | None:
+    """How a likelihood answers these questions on arrays, if it can answer all of them."""
+    form = on_arrays(likelihood)
+    if form is None:
+        return None
+    found = {}
+    for question in questions:
+        answer = understood(question, likelihood).on_arrays(form)
+        if answer is None:
+            return None
+        found[question] = answer
+    return found
 
 
 def answer_eagerly(likelihood: Likelihood, X: tf.Tensor, Y: tf.Tensor) -> Callable[[Request], Any]:
     """On arrays where the likelihood can, else by compiled functions of ``(X, Y, *arrays)``, one for each
     question, that live as long as the likelihood."""
-    on_arrays = answer_on_arrays(likelihood, X.numpy(), Y.numpy())
     functions: dict[Question, Callable[..., Any]] = {}
 
+    def function_for(question: Question, arrays: Sequence[Array]) -> Callable[..., Any]:
+        host = _on_arrays([question], likelihood)
+        if host is not None:
+            return functools.partial(host[question], X.numpy(), Y.numpy())
+        asked = understood(question, likelihood)
+        tensors = [tf.convert_to_tensor(x) for x in arrays]
+        key = (asked.name, arrays[0].shape[1])
+        graph = compiled(likelihood, key, asked.answer, X, Y, *tensors)
+
+        def run(*arrays: Array) -> Any:
+            found = graph(X, Y, *(tf.convert_to_tensor(x) for x in arrays))
+            return asked.kind(*(x.numpy() for x in found))
+
+        return run
+
     def answer(request: Request) -> Any:
-        if answers_on_arrays([request.question], likelihood):
-            return on_arrays(request)
-        question = understood(request.question, likelihood)
-        arguments = (X, Y, *(tf.convert_to_tensor(x) for x in request.arrays))
+        question, arrays = request
         if question not in functions:
-            key = (question.name, request.arrays[0].shape[1])
-            functions[question] = compiled(likelihood, key, question.answer, *arguments)
-        return question.kind(*(x.numpy() for x in functions[question](*arguments)))
+            functions[question] = function_for(question, arrays)
+        return functions[question](*arrays)
 
     return answer
 
@@ -139,14 +156,15 @@ def run_in_graph(
 
     :param start: the iteration from the arrays of ``arguments``; it ends with arrays of the given ``shapes``.
     """
-    if answers_on_arrays(questions, likelihood):
-        alone = copy.copy(likelihood)  # a graph that holds the original would keep it alive
+    # A graph that holds the original would keep it alive.
+    host = _on_arrays(questions, copy.copy(likelihood))
+    if host is None:
+        return _take_turns(start, arguments, shapes, questions, likelihood, data)
 
-        def to_the_end(X: Array, Y: Array, *arrays: Array) -> tuple[Array, ...]:
-            return _run(start(*arrays), answer_on_arrays(alone, X, Y))
+    def to_the_end(X: Array, Y: Array, *arrays: Array) -> tuple[Array, ...]:
+        return _run(start(*arrays), lambda r: host[r.question](X, Y, *r.arrays))
 
-        return call_on_host(to_the_end, [*data, *arguments], shapes, arguments[0].dtype)
-    return _take_turns(start, arguments, shapes, questions, likelihood, data)
+    return call_on_host(to_the_end, [*data, *arguments], shapes, arguments[0].dtype)
 
 
 def _take_turns(

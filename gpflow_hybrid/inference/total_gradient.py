@@ -19,6 +19,7 @@ for terms that vanish for the ELBO.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -26,21 +27,32 @@ import numpy as np
 import tensorflow as tf
 from gpflow.likelihoods import Likelihood
 
-from .. import objectives
 from ..likelihoods.expectations import ExpectationGradients, expectation_gradients
-from ..likelihoods.ratios import RatioGradients
+from ..likelihoods.ratios import RatioGradients, tilted_log_prob
 from ..linalg import Marginals
 from ..priors import Array, Prior
 from ..sites import SiteValues
 from . import variational
-from .common import Collapse, Method, SitePair, Solution, from_warm_start, moved, no_collapse
+from .common import (
+    CONVERGED,
+    INVALID_START,
+    Collapse,
+    Method,
+    SitePair,
+    Solution,
+    from_warm_start,
+    moved,
+    no_collapse,
+)
 from .newton import NewtonSystem
 from .options import COLLAPSE
 from .questions import CURVATURE, EXPECTATIONS, ROUGH_CURVATURE, Iteration, ratios
 from .reports import OWN_QUADRATURE_ERROR
-from .variational import Evaluation, assess, newton, newton_direction, newton_system
+from .variational import Evaluation, assess, evaluate, newton, newton_direction, newton_system
 
-NOT_EXACT = "The total gradient is not exact at these hyperparameters; its relative error is {:.1e}."
+NOT_EXACT = (
+    "The total gradient is not exact at these hyperparameters; its relative error is {:.1e}."
+)
 
 NO_CAVITY = (
     "A cavity does not exist at these hyperparameters; the training loss falls back to the ELBO, a "
@@ -109,6 +121,26 @@ def collapse(
     )
 
 
+def at_fixed_sites(
+    alpha: float, prior: Prior, sites: SiteValues, *_: Any
+) -> Iteration[Collapse]:
+    """``L_α`` and its derivatives at the given λ, which does not follow the hyperparameters."""
+    at = yield from evaluate(prior, sites)
+    status = CONVERGED if np.isfinite(at.elbo) else INVALID_START
+    solution = Solution(sites, status, 0, 1, at.elbo, 0.0)
+    if status == INVALID_START:
+        return no_collapse(solution)
+    adjoint = _bound(at)
+    if alpha > 0.0:
+        ratio = yield ratios(alpha)(at.q.mean, at.q.variance, *sites)
+        adjoint = Adjoint(at.q.log_normaliser + ratio.value, ratio.m, ratio.v)
+    covariance = at.posterior.covariance(for_adjoint=True)
+    weights = SitePair(*np.zeros((2, *at.q.mean.shape)))
+    return Collapse(
+        solution, adjoint.value, at.q, weights, covariance, adjoint.mean, adjoint.variance
+    )
+
+
 def _last_step(prior: Prior, system: NewtonSystem, at: Evaluation) -> Evaluation | None:
     """After one more Newton step, by the derivatives of the posterior; None if it is too long for that."""
     pair = newton_direction(system, at, COLLAPSE.last_step_tolerance, exact=True)
@@ -143,9 +175,7 @@ def _bound(at: Evaluation) -> Adjoint:
     return Adjoint(at.elbo, at.residual.a, at.E.variance + 0.5 * at.sites.lambda_2)
 
 
-def _weights(
-    system: NewtonSystem, at: Evaluation, ratio: RatioGradients
-) -> tuple[SitePair, float]:
+def _weights(system: NewtonSystem, at: Evaluation, ratio: RatioGradients) -> tuple[SitePair, float]:
     """``w = J⁻ᵀ ∂L_α/∂λ``, and the relative error of the solved system."""
     m, v = at.q.mean, at.q.variance
     # δm = Σa, δv = −(Σ∘Σ)b, δλ₁ = a + mb, δλ₂ = b; ∂log Z/∂λ = (m, −½(m² + v))
@@ -191,17 +221,28 @@ def likelihood_value(
 ) -> tf.Tensor:
     """What ``L_α + wᵀρ`` has of the likelihood's own parameters, at a constant q."""
     if alpha == 0.0:
-        return objectives.elbo(q, sites, likelihood, (X, Y))
+        return tilted_log_prob(likelihood, X, Y, q.mean, q.variance, *sites, alpha)
     # The ELBO stands in where there is no L_α; what is not taken stays finite, or its gradient would be NaN.
     exists = tf.reduce_all(alpha * sites.lambda_2 * q.variance < 1.0)
     exists &= tf.reduce_all(tf.math.is_finite(weights.a) & tf.math.is_finite(weights.b))
     zeros = tf.zeros_like(q.mean)
     lambda_1, lambda_2, wa, wb = (tf.where(exists, x, zeros) for x in (*sites, *weights))
-    value = objectives.power_ep(q, SiteValues(lambda_1, lambda_2), likelihood, (X, Y), alpha)
+    value = tilted_log_prob(likelihood, X, Y, q.mean, q.variance, lambda_1, lambda_2, alpha)
     E = expectation_gradients(likelihood, X, q.mean, q.variance, Y)
     # ρ_a = ∂E/∂m + …, ρ_b = −2 ∂E/∂v + …
     value += tf.reduce_sum(wa * E.mean) - 2.0 * tf.reduce_sum(wb * E.variance)
     return tf.where(exists, value, tf.reduce_sum(E.value))
+
+
+@functools.cache
+def fixed_sites(alpha: float) -> Method:
+    """No inference: the objective ``L_α`` at the sites as they are, for an M-step."""
+    return dataclasses.replace(
+        variational_inference(alpha),
+        key=("fixed sites", alpha),
+        collapse=functools.partial(at_fixed_sites, alpha),
+        questions=(EXPECTATIONS, ratios(alpha)) if alpha > 0.0 else (EXPECTATIONS,),
+    )
 
 
 @functools.cache

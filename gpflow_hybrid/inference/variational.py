@@ -209,9 +209,7 @@ def newton(
     return Solution(at.sites, status, steps, evaluations, at.elbo, residual), at
 
 
-def solve(
-    prior: Prior, start: SiteValues, tolerance: float, max_steps: int
-) -> Iteration[Solution]:
+def solve(prior: Prior, start: SiteValues, tolerance: float, max_steps: int) -> Iteration[Solution]:
     """:func:`newton` without what is known at its solution."""
     solution, _ = yield from newton(prior, start, tolerance, max_steps)
     return solution

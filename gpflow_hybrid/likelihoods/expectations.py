@@ -12,6 +12,7 @@ import tensorflow as tf
 from gpflow.base import TensorType
 from gpflow.likelihoods import Likelihood, MonteCarloLikelihood, ScalarLikelihood
 
+from .node_rules import expectation_gradients_by, own_rule
 from .nodes import NUM_NODES, covering_nodes, fixed_nodes, log_prob_at, weighted_mean
 
 
@@ -45,32 +46,6 @@ def _scalar_expectations(
     return tf.reduce_sum(weighted_mean(log_weights, log_prob_at(likelihood, nodes, X, Y)), -1)
 
 
-ON_ARRAYS = ("expectation_derivatives", "expectation_curvature", "log_expected_derivatives")
-"""Methods of a likelihood that works on arrays."""
-
-DENSITIES = (
-    "_log_prob",
-    "_scalar_log_prob",
-    "_variational_expectations",
-    "variational_expectations",
-    "log_expected_power",
-)
-"""Methods that say the same in a graph."""
-
-
-def works_on_arrays(likelihood: Likelihood) -> bool:
-    """Whether a likelihood without parameters takes NumPy's arrays, as its class says: ``works_on_arrays``.
-
-    A subclass that has changed one of the methods must say so again: it may have left the others behind.
-    """
-    kind = type(likelihood)
-    said = next((c for c in kind.__mro__ if "works_on_arrays" in vars(c)), None)
-    if said is None or not vars(said)["works_on_arrays"] or likelihood.variables:
-        return False
-    as_said = (getattr(kind, n, None) is getattr(said, n, None) for n in (*ON_ARRAYS, *DENSITIES))
-    return all(as_said) and all(hasattr(kind, n) for n in ON_ARRAYS)
-
-
 class ExpectationGradients(NamedTuple):
     """``E_q[log p]`` ``[N]`` and its derivatives in the marginal mean and variance ``[N, L]``."""
 
@@ -88,6 +63,9 @@ def expectation_gradients(
     """
     if hasattr(likelihood, "expectation_derivatives"):
         return ExpectationGradients(*likelihood.expectation_derivatives(X, Fmu, Fvar, Y))
+    rule = own_rule(likelihood, Fmu.shape[-1], Fmu.dtype)
+    if rule is not None:
+        return ExpectationGradients(*expectation_gradients_by(rule, likelihood, X, Y, Fmu, Fvar))
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch((Fmu, Fvar))
         value = variational_expectations(likelihood, X, Fmu, Fvar, Y)

@@ -90,7 +90,7 @@ def product_rule(nodes: tf.Tensor, log_weights: tf.Tensor) -> tuple[tf.Tensor, t
 
 
 @functools.cache
-def _standard_normal_points(num_latent: int) -> tuple[AnyNDArray, AnyNDArray]:
+def standard_normal_points(num_latent: int) -> tuple[AnyNDArray, AnyNDArray]:
     """Points ``[Q, L]`` and log weights ``[Q]`` for N(0, I): a Gauss–Hermite product, or Sobol points."""
     if num_latent in NUM_HERMITE_POINTS:
         x, w = np.polynomial.hermite_e.hermegauss(NUM_HERMITE_POINTS[num_latent])
@@ -108,7 +108,7 @@ def _standard_normal_points(num_latent: int) -> tuple[AnyNDArray, AnyNDArray]:
 
 def fixed_nodes(Fmu: tf.Tensor, Fvar: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """A fixed rule for q: nodes ``[Q, N, L]`` and log weights ``[Q, 1]``."""
-    points, log_weights = _standard_normal_points(int(Fmu.shape[-1]))
+    points, log_weights = standard_normal_points(int(Fmu.shape[-1]))
     z = tf.constant(points[:, None, :], Fmu.dtype)
     return Fmu + tf.sqrt(Fvar) * z, tf.constant(log_weights[:, None], Fmu.dtype)
 

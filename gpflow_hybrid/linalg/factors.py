@@ -78,9 +78,7 @@ def factorise(K: tf.Tensor, lambda_2: tf.Tensor) -> SiteFactors:
     return SiteFactors(scale, chol, V, *negative, log_det)
 
 
-def _negative_sites(
-    K: tf.Tensor, V: tf.Tensor, selector: tf.Tensor
-) -> tuple[tf.Tensor, ...]:
+def _negative_sites(K: tf.Tensor, V: tf.Tensor, selector: tf.Tensor) -> tuple[tf.Tensor, ...]:
     """``chol(C)⁻¹`` times N, NVᵀ and NΣ₊, and ``log|C|``, ``C = I − N Σ₊ N``, from the rows of N, ``[L, k, N]``."""
     # N Σ₊ = N K − (N Vᵀ) V
     NV = tf.matmul(selector, V, transpose_b=True)

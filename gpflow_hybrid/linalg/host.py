@@ -29,9 +29,7 @@ def call_on_host(
         # What is not finite comes out so, as in TensorFlow, without NumPy's warnings.
         with np.errstate(all="ignore"):
             found = function(*arrays)
-        return tuple(
-            np.asarray(x, d.as_numpy_dtype) for x, d in zip(found, dtypes, strict=True)
-        )
+        return tuple(np.asarray(x, d.as_numpy_dtype) for x, d in zip(found, dtypes, strict=True))
 
     found = tf.numpy_function(quietly, arguments, dtypes, stateful=stateful)
     return [

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from . import factors, lapack
+from .backends import uses_lapack
 from .factors import LatentPosterior, matvec
 from .host import call_on_host
 
@@ -75,7 +76,7 @@ TENSORFLOW = Linalg(_by_tensorflow, factors.kernel_adjoint)
 
 
 def site_posterior(
-    K: tf.Tensor, r: tf.Tensor, lambda_2: tf.Tensor, *, by_lapack: bool
+    K: tf.Tensor, r: tf.Tensor, lambda_2: tf.Tensor, *, exportable: bool = True
 ) -> LatentPosterior:
     """``(K, r, λ₂) → (d, v, log Z)``, differentiable in all three by a closed-form adjoint.
 
@@ -83,7 +84,7 @@ def site_posterior(
     ``β = A r``, ``K̄ = A diag(v̄) Aᵀ + sym[(A d̄) βᵀ] + z̄ (½ ββᵀ − ½ AΛ)``.
     First derivatives only; asking for the second raises ``NotImplementedError``.
     """
-    using = LAPACK if by_lapack else TENSORFLOW
+    using = LAPACK if uses_lapack(exportable=exportable) else TENSORFLOW
     known, covariance = using.posterior(*(tf.stop_gradient(x) for x in (K, r, lambda_2)))
     shift, variance, _ = known
 
@@ -143,7 +144,7 @@ def marginals(
     lambda_1: tf.Tensor,
     lambda_2: tf.Tensor,
     *,
-    by_lapack: bool,
+    exportable: bool = True,
 ) -> Marginals:
     """Mean, variance and log normaliser of ``q(f) ∝ N(f; μ₀, K) Π exp(λ₁f − ½λ₂f²)``.
 
@@ -151,9 +152,10 @@ def marginals(
     :param prior_mean: ``μ₀``, ``[N, L]``.
     :param lambda_1: ``[N, L]``.
     :param lambda_2: ``[N, L]``, signed.
-    :param by_lapack: or by TensorFlow alone, for XLA, a GPU or a SavedModel.
+    :param exportable: whether a graph that is traced now may leave this process, or be compiled by XLA.
     """
-    found = site_posterior(K, *offset_sites(prior_mean, lambda_1, lambda_2), by_lapack=by_lapack)
+    r, lam = offset_sites(prior_mean, lambda_1, lambda_2)
+    found = site_posterior(K, r, lam, exportable=exportable)
     # Back from g to f: log Z += μ₀ᵀλ₁ − ½ μ₀ᵀΛμ₀
     constant = tf.reduce_sum(prior_mean * (lambda_1 - 0.5 * lambda_2 * prior_mean))
     return Marginals(

@@ -129,7 +129,7 @@ class SiteModel(GPModel, InternalDataTrainingLossMixin):
         """q at the data for the present sites, refused in words where there is no valid q; and the sites."""
         sites = self._site_values() if sites is None else sites
         prior = self.prior() if prior is None else prior
-        q = marginals(*prior, *sites, by_lapack=uses_lapack(exportable=True))
+        q = marginals(*prior, *sites)
         if tf.executing_eagerly():
             self._refuse_invalid(prior, q)
             return q, sites

@@ -20,6 +20,7 @@ from ..inference.common import Method, SitePair, Solution
 from ..inference.options import COLLAPSE
 from ..inference.reports import Diagnosis, InferenceResult, diagnosed, report
 from ..inference.servers import run
+from ..inference.total_gradient import fixed_sites
 from ..likelihoods.expectations import expectation_gradients
 from ..linalg import Marginals, uses_lapack
 from ..priors import DensePrior, PriorMoments
@@ -94,9 +95,7 @@ class CollapsedModel(SiteModel):
         """Inference and a look at where it ended."""
         prior = self.host_prior()
         sites = SiteValues(*(x.numpy() for x in start))
-        found = run(
-            diagnosed(method, prior, sites, *limits), self.likelihood, self._data_tensors()
-        )
+        found = run(diagnosed(method, prior, sites, *limits), self.likelihood, self._data_tensors())
         prior.close()
         return found
 
@@ -146,12 +145,12 @@ class CollapsedModel(SiteModel):
         gradients: Any
         proper = self._parameters_are_proper()
         if tf.executing_eagerly():
-            evaluate = self._evaluate if proper else self._penalise
+            evaluate = self._infer_and_evaluate if proper else self._penalise
             value, gradients = evaluate(variables)
         else:
 
             def evaluated() -> tuple[tf.Tensor, list[tf.Tensor]]:
-                value, gradients = self._evaluate(variables)
+                value, gradients = self._infer_and_evaluate(variables)
                 return value, gradients()
 
             def penalised() -> tuple[tf.Tensor, list[tf.Tensor]]:
@@ -160,14 +159,31 @@ class CollapsedModel(SiteModel):
             # The gradient is taken inside of its branch, and keeps nothing of the computation.
             value, found = tf.cond(proper, evaluated, penalised)
             gradients = lambda: found  # noqa: E731
-        return _with_gradients(value, gradients, [tf.convert_to_tensor(v) for v in variables])
+        return _with_gradients(value, gradients, variables)
 
-    def _evaluate(self, variables: list[tf.Variable]) -> tuple[tf.Tensor, Gradients]:
-        """The objective, and its gradient when it is asked for.
+    @tf.autograph.experimental.do_not_convert
+    def objective_at_fixed_sites(self, alpha: float) -> tf.Tensor:
+        """``L_α`` at the present sites, which stay, with its gradient: what an M-step climbs; NaN where no
+        valid q exists."""
+        variables: list[tf.Variable] = []
+        found, gradients = self._evaluate(fixed_sites(alpha), variables)
+        return _with_gradients(found.value, gradients, variables)
+
+    def _infer_and_evaluate(self, variables: list[tf.Variable]) -> tuple[tf.Tensor, Gradients]:
+        """The objective at ``λ*``, which is stored, and its gradient when it is asked for."""
+        found, gradients = self._evaluate(self._method(), variables)
+        value = tf.where(found.solution.has_started, found.value, self._lowest())
+        self._settle(found.solution, training=True)
+        return value, gradients
+
+    def _evaluate(
+        self, method: Method, variables: list[tf.Variable]
+    ) -> tuple[CollapsedTensors, Gradients]:
+        """A method's objective, and its gradient when it is asked for.
 
         :param variables: is filled with those that the objective depends on.
         """
-        method, data = self._method(), self._data_tensors()
+        data = self._data_tensors()
         with tf.GradientTape() as tape:
             # A parameter that is held now may be trainable when this graph is differentiated.
             tape.watch(self._floating_hyperparameters())
@@ -194,7 +210,9 @@ class CollapsedModel(SiteModel):
                 list(prior), variables, output_gradients=list(bars), unconnected_gradients=zero
             )
             in_likelihood = self._likelihood_gradients(method, found)
-            total = [g + in_likelihood.get(id(v), 0.0) for v, g in zip(variables, total, strict=True)]
+            total = [
+                g + in_likelihood.get(id(v), 0.0) for v, g in zip(variables, total, strict=True)
+            ]
             # Dense, as zeros are; constants for whoever differentiates once more.
             total = [tf.stop_gradient(tf.convert_to_tensor(g)) for g in total]
             return [tf.where(has_started, g, tf.zeros_like(g)) for g in total]
@@ -202,9 +220,7 @@ class CollapsedModel(SiteModel):
         if not tf.executing_eagerly():
             found_gradients = gradients()
             gradients = lambda: found_gradients  # noqa: E731
-        value = tf.where(has_started, found.value, self._lowest())
-        self._settle(found.solution, training=True)
-        return value, gradients
+        return found, gradients
 
     def _likelihood_gradients(self, method: Method, found: CollapsedTensors) -> dict[int, Any]:
         """Derivatives in the likelihood's own variables, by their identity."""
@@ -343,7 +359,7 @@ class CollapsedModel(SiteModel):
 
 
 def _with_gradients(
-    value: tf.Tensor, gradients: Gradients, variables: list[tf.Tensor]
+    value: tf.Tensor, gradients: Gradients, variables: list[tf.Variable]
 ) -> tf.Tensor:
     """The value, with derivatives in the variables' values that are known, or will be when asked for."""
 
@@ -354,4 +370,4 @@ def _with_gradients(
 
         return tf.identity(value), grad
 
-    return attach(value, *variables)
+    return attach(value, *(tf.convert_to_tensor(v) for v in variables))

@@ -18,7 +18,7 @@ from ..inference.reports import InferenceResult
 from ..inference.total_gradient import variational_inference
 from ..inference.variational import damped, natural_gradient_step
 from ..likelihoods.expectations import expectation_gradients
-from ..linalg import marginals, uses_lapack
+from ..linalg import marginals
 from ..objectives import Objective, power_of
 from ..sites import SiteValues
 from ..validation import check_step
@@ -115,7 +115,7 @@ class CVIModel(CollapsedModel):
             return tf.reduce_all(tf.math.is_finite(new.lambda_1) & tf.math.is_finite(new.lambda_2))
 
         def are_valid() -> tf.Tensor:
-            q = marginals(*prior, *new, by_lapack=uses_lapack(exportable=True))
+            q = marginals(*prior, *new)
             is_valid = tf.reduce_all(q.variance > 0.0) & tf.math.is_finite(q.log_normaliser)
             return are_finite() & is_valid
 

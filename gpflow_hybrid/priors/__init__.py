@@ -8,4 +8,12 @@ from .dense import DensePrior, PriorMoments
 from .kernel_matrix import KernelMatrix
 from .protocol import Array, Covariance, Posterior, Prior
 
-__all__ = ["Array", "Covariance", "DensePrior", "KernelMatrix", "Posterior", "Prior", "PriorMoments"]
+__all__ = [
+    "Array",
+    "Covariance",
+    "DensePrior",
+    "KernelMatrix",
+    "Posterior",
+    "Prior",
+    "PriorMoments",
+]

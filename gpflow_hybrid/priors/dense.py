@@ -42,9 +42,7 @@ class DensePrior:
         """``K`` of a latent."""
         return self.K[0 if len(self.K) == 1 else latent]
 
-    def posterior(
-        self, sites: SiteValues, keeping: tuple[Posterior, ...] = ()
-    ) -> DensePosterior:
+    def posterior(self, sites: SiteValues, keeping: tuple[Posterior, ...] = ()) -> DensePosterior:
         """q at these sites, one latent after the other."""
         taken = {q.slot for q in keeping if isinstance(q, DensePosterior)}
         return DensePosterior(self, sites, next(i for i in range(len(taken) + 1) if i not in taken))
@@ -138,7 +136,9 @@ class DenseCovariance:
     def squared_product(self, x: Array) -> Array:
         """``(Σ∘Σ)x``, ``[L, N]``; where memory is dear without another matrix."""
         if not self._spares_memory:
-            return np.stack([symmetric_product(A, y) for A, y in zip(self._squares, x, strict=True)])
+            return np.stack(
+                [symmetric_product(A, y) for A, y in zip(self._squares, x, strict=True)]
+            )
         found = np.empty_like(x)
         for A, y, out in zip(self.Sigma, x, found, strict=True):
             for rows in row_blocks(len(y)):

@@ -15,7 +15,7 @@ from .. import objectives
 from ..errors import InvalidDataError, NonFiniteError
 from ..inference.servers import run
 from ..inference.variational import Evaluation, natural_gradient_steps
-from ..linalg import Marginals, marginals, uses_lapack
+from ..linalg import Marginals, marginals
 from ..models import CollapsedModel, CVIModel
 from ..objectives import Objective, power_of
 from ..sites import SiteValues
@@ -204,17 +204,12 @@ class Alternation:
 
     def _marginals(self, sites: SiteValues) -> Marginals:
         """q, in a graph of this process."""
-        prior = self.model.prior(exportable=False)
-        return marginals(*prior, *sites, by_lapack=uses_lapack(exportable=False))
+        return marginals(*self.model.prior(exportable=False), *sites, exportable=False)
 
     def _loss(self) -> tf.Tensor:
         """``−L_α(λ, θ) − log p(θ)`` at fixed λ."""
-        model = self.model
-        sites = SiteValues(*(tf.stop_gradient(x) for x in model.sites.values))
-        q = self._marginals(sites)
-        data = tuple(tf.convert_to_tensor(d) for d in model.data)
-        value = objectives.power_ep(q, sites, model.likelihood, data, self.alpha)
-        return -(value + model.log_prior_density())
+        value = self.model.objective_at_fixed_sites(self.alpha)
+        return -(value + self.model.log_prior_density())
 
     def _gradient_steps(self) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Objective before and after, and the last gradient's norm; stops at a non-finite value."""

@@ -193,7 +193,7 @@ def test_sites_that_followed_a_training_loss_are_fixed_too() -> None:
     model = build()
     trainer = VEMTrainer(model, "elbo", m_step=GradientSteps(2, "sgd", LR))
     model.natgrad_step(0.5)
-    model.sites.bind(model._hyperparameter_values())
+    model.sites.store_inferred(model.sites.values, model._hyperparameter_values())
     before = sites(model)
     trainer.m_step()
     model.elbo()
