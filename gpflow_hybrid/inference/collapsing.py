@@ -89,14 +89,14 @@ def collapse(
     pair = tf.TensorShape([2]).concatenate(start.lambda_1.shape)
     shapes = [pair, [5], [], pair, pair, *(x.shape for x in moments)]
     asked = (method.questions, likelihood, data)
-    found = run_in_graph(iterate, [*moments, *start], shapes, *asked)
-    lambdas, numbers, value, q, weights, *bars = found
+    tensors = run_in_graph(iterate, [*moments, *start], shapes, *asked)
+    lambdas, numbers, value, q, weights, *bars = tensors
     counts = tf.unstack(tf.cast(numbers[:3], tf.int32))
     solution = Solution(SiteValues(*tf.unstack(lambdas)), *counts, *tf.unstack(numbers[3:]))
     return CollapsedTensors(
         solution,
         value,
-        Marginals(*tf.unstack(q), tf.zeros_like(value)),
+        Marginals(q[0], q[1], tf.zeros_like(value)),
         SitePair(*tf.unstack(weights)),
         lambda: bars,
     )

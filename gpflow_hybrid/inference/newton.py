@@ -157,13 +157,12 @@ class NewtonSystem:
         return self.c * w - 2.0 * self.covariance.squared_product(self.vv * w + through_a)
 
     def _solve_reduced(self, rhs: Array, units: Array, tolerance: float, transpose: bool) -> Array:
-        x = rhs
-        if not self._is_small:
+        if not self._is_small or self._factors is None:
             apply = self._transpose_reduced if transpose else self._reduced
             x, converged = _gmres(apply, rhs, units, tolerance)
-            if converged:
+            if converged or self._factors is None:
                 return x
-        return x if self._factors is None else self._factors(rhs, transpose)
+        return self._factors(rhs, transpose)
 
     @property
     def _is_small(self) -> bool:
@@ -183,14 +182,11 @@ class NewtonSystem:
 
 def _limit(size: int, tolerance: float, has_factors: bool) -> int:
     """Iterations that GMRES may take for so many data."""
-    is_step = tolerance >= 0.1 * NEWTON.step_tolerance
     if has_factors:
-        return (
-            NEWTON.preconditioned_step_iterations if is_step else NEWTON.preconditioned_iterations
-        )
-    if is_step:
-        return min(NEWTON.iterations, max(10, size // NEWTON.size_per_iteration))
-    return NEWTON.iterations
+        return NEWTON.preconditioned_iterations
+    if tolerance < 0.1 * NEWTON.step_tolerance:  # for a gradient
+        return NEWTON.iterations
+    return min(NEWTON.iterations, max(10, size // NEWTON.size_per_iteration))
 
 
 def _gmres(

@@ -23,11 +23,9 @@ class NewtonOptions:
     iterations: int = 60
     """Of GMRES without factors."""
     size_per_iteration: int = 40
-    """For a step, one iteration without factors for so many data, at least ten: more cost what factors do."""
+    """For a step, one iteration without factors for so many data: more cost what factors do."""
     preconditioned_iterations: int = 200
-    """Of GMRES with factors, for the gradient."""
-    preconditioned_step_iterations: int = 40
-    """The same for a step. One that was not found exactly is still tried, and taken back if the ELBO falls."""
+    """Of GMRES with factors."""
     eliminated_error: float = 0.01
     """Error of the likelihood's quadrature, in units of the posterior, up to which a is eliminated from a
     Newton system as if the quadrature were exact."""

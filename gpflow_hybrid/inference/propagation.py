@@ -23,7 +23,14 @@ import tensorflow as tf
 from gpflow.likelihoods import Likelihood
 
 from ..likelihoods.nodes import NUM_NODES
-from ..likelihoods.tilted import Tilted, tilted_log_ratio, tilted_sites
+from ..likelihoods.tilted import (
+    Tilted,
+    TiltedGradients,
+    mismatch_under_finer_rule,
+    tilted_gradients,
+    tilted_log_ratio,
+    tilted_sites,
+)
 from ..linalg import Marginals
 from ..priors import Array, Prior
 from ..sites import SiteValues
@@ -47,14 +54,6 @@ from .questions import Iteration, Question
 from .reports import QuadratureError
 
 
-class TiltedGradients(NamedTuple):
-    """``(1/α) Σ log E_q[(p/t)^α]`` and its derivatives in m and v, ``[N, L]``."""
-
-    value: Any
-    m: Any
-    v: Any
-
-
 class Questions(NamedTuple):
     """What EP with one power asks of a likelihood, from m, v, λ₁ and λ₂."""
 
@@ -68,28 +67,13 @@ class Questions(NamedTuple):
 def questions_of(alpha: float) -> Questions:
     """For the power α."""
 
-    def sites(likelihood: Likelihood, X: Any, Y: Any, m: Any, v: Any, *of: Any) -> Tilted:
-        return tilted_sites(likelihood, X, m, v, Y, *of, alpha)
+    def error(likelihood: Likelihood, X: Any, Y: Any, *arrays: Any) -> QuadratureError:
+        return QuadratureError(mismatch_under_finer_rule(alpha, likelihood, X, Y, *arrays))
 
-    def gradients(
-        likelihood: Likelihood, X: Any, Y: Any, m: Any, v: Any, *of: Any
-    ) -> TiltedGradients:
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch((m, v))
-            total = tf.reduce_sum(tilted_log_ratio(likelihood, X, m, v, Y, *of, alpha))
-        zero = tf.UnconnectedGradients.ZERO
-        return TiltedGradients(total, *tape.gradient(total, (m, v), unconnected_gradients=zero))
+    def sites(likelihood: Likelihood, X: Any, Y: Any, m: Any, v: Any, l1: Any, l2: Any) -> Tilted:
+        return tilted_sites(likelihood, X, m, v, Y, l1, l2, alpha)
 
-    def error(likelihood: Likelihood, X: Any, Y: Any, m: Any, v: Any, *of: Any) -> QuadratureError:
-        """How far the matching sites move under a finer rule, in units of the posterior."""
-        coarse, fine = (
-            tilted_sites(likelihood, X, m, v, Y, *of, alpha, num_nodes)
-            for num_nodes in (NUM_NODES[1], 4 * NUM_NODES[1] + 1)
-        )
-        in_precision = tf.reduce_max(tf.abs(coarse.precision - fine.precision) * v)
-        in_slope = tf.reduce_max(tf.abs(coarse.slope - fine.slope) * tf.sqrt(v))
-        return QuadratureError(tf.maximum(in_precision, in_slope))
-
+    gradients = functools.partial(tilted_gradients, alpha)
     return Questions(
         Question(("tilted sites", alpha), sites, Tilted, 4, (1, 2, 2)),
         Question(("tilted gradients", alpha), gradients, TiltedGradients, 4, (0, 2, 2)),

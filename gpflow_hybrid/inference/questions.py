@@ -115,7 +115,8 @@ def ratios(alpha: float) -> Question:
     """``Σ (1/α) log E_q[(p/t)^α]`` and its derivatives, from m, v, λ₁ and λ₂."""
 
     def answer(likelihood: Likelihood, X: Any, Y: Any, *arrays: tf.Tensor) -> RatioGradients:
-        return ratio_gradients(likelihood, X, Y, *arrays, alpha=alpha)
+        m, v, lambda_1, lambda_2 = arrays
+        return ratio_gradients(likelihood, X, Y, m, v, lambda_1, lambda_2, alpha)
 
     name = ("ratios", alpha)
     return Question(name, answer, RatioGradients, 4, (0, 2, 2, 2, 2), lambda on: on.ratios(alpha))

@@ -170,7 +170,7 @@ def _own_error(likelihood: Likelihood, X: Any, Y: Any, m: Any, v: Any, *_: Any) 
 
 
 def _on_arrays(form: OnArrays) -> Callable[..., QuadratureError]:
-    """``∂²E/∂m²`` that is ``2 ∂E/∂v`` by definition, as of exact expectations, leaves nothing to compare."""
+    """The heat equation alone; of exact expectations, whose ``∂²E/∂m²`` is ``2 ∂E/∂v``, it is nothing."""
 
     def error(X: Any, Y: Any, m: Any, v: Any, *_: Any) -> QuadratureError:
         g2 = -2.0 * form.expectations(X, Y, m, v).variance
@@ -183,4 +183,4 @@ def _on_arrays(form: OnArrays) -> Callable[..., QuadratureError]:
 OWN_QUADRATURE_ERROR = Question(
     "own quadrature error", _own_error, QuadratureError, 4, (0,), _on_arrays
 )
-"""How far a likelihood's own ``E_q[log p]`` is from exact, in units of the posterior, from m, v and sites."""
+"""How far a likelihood's own ``E_q[log p]`` is from exact, in units of the posterior."""

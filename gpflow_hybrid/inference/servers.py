@@ -48,7 +48,7 @@ def _run(iteration: Iteration[Result], answer: Callable[[Request], Any]) -> Resu
         while True:
             request = iteration.send(answer(request))
     except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
+        return end.value
 
 
 def _on_arrays(
@@ -154,7 +154,7 @@ def run_in_graph(
 ) -> list[tf.Tensor]:
     """An iteration to its end, inside a graph.
 
-    :param start: the iteration from the arrays of ``arguments``; it ends with arrays of the given ``shapes``.
+    :param start: the iteration, from the arrays of ``arguments`` to arrays of the given ``shapes``.
     """
     # A graph that holds the original would keep it alive.
     host = _on_arrays(questions, copy.copy(likelihood))

@@ -93,7 +93,8 @@ def collapse(
         at = end
         system = yield from newton_system(at, rough=alpha == 0.0, for_adjoint=True)
     solution = solution._replace(sites=end.sites, value=end.elbo, residual=end.residual_norm)
-    adjoint, weights, remarks = _bound(end), SitePair(*np.zeros((2, *end.q.mean.shape))), ()
+    adjoint, weights = _bound(end), SitePair(*np.zeros((2, *end.q.mean.shape)))
+    remarks: tuple[str, ...] = ()
     if alpha > 0.0:
         ratio = yield ratios(alpha)(end.q.mean, end.q.variance, *end.sites)
         weights, error = _weights(system, end, ratio)
@@ -121,9 +122,7 @@ def collapse(
     )
 
 
-def at_fixed_sites(
-    alpha: float, prior: Prior, sites: SiteValues, *_: Any
-) -> Iteration[Collapse]:
+def at_fixed_sites(alpha: float, prior: Prior, sites: SiteValues, *_: Any) -> Iteration[Collapse]:
     """``L_α`` and its derivatives at the given λ, which does not follow the hyperparameters."""
     at = yield from evaluate(prior, sites)
     status = CONVERGED if np.isfinite(at.elbo) else INVALID_START
@@ -222,7 +221,7 @@ def likelihood_value(
     """What ``L_α + wᵀρ`` has of the likelihood's own parameters, at a constant q."""
     if alpha == 0.0:
         return tilted_log_prob(likelihood, X, Y, q.mean, q.variance, *sites, alpha)
-    # The ELBO stands in where there is no L_α; what is not taken stays finite, or its gradient would be NaN.
+    # The ELBO stands in where there is no L_α. What is not taken stays finite: its gradient would be NaN.
     exists = tf.reduce_all(alpha * sites.lambda_2 * q.variance < 1.0)
     exists &= tf.reduce_all(tf.math.is_finite(weights.a) & tf.math.is_finite(weights.b))
     zeros = tf.zeros_like(q.mean)

@@ -1,13 +1,12 @@
 """Derivatives of a quadrature, from derivatives of ``log p(y|f)`` at its nodes.
 
-Nodes follow q, ``f = m + √v z`` with constant z and weights w. So the derivatives of ``E = Σ w log p(f)`` are
-sums over nodes of ``g = ∂log p/∂f`` and ``H = ∂²log p/∂f²``, with ``s = √v``:
+Nodes follow q, ``f = m + √v z`` with constant z and weights w. So the derivatives of ``E = Σ w log p(f)``
+are sums over nodes of ``g = ∂log p/∂f`` and ``H = ∂²log p/∂f²``, with ``s = √v``:
 
     E_m = Σ w g,     E_v = Σ w g z/2s,     E_mm = Σ w H,     E_mv = Σ w H z/2s,
     E_vv = Σ w zᵀHz/4s² − Σ w g z/4s³  (the last on the diagonal)
 
-A likelihood is asked for nothing but its density: neither the quadrature nor its derivative is differentiated
-by a tape.
+A likelihood is asked for its density alone: no tape differentiates the quadrature or its derivative.
 """
 
 from __future__ import annotations
@@ -25,16 +24,14 @@ _OWN_QUADRATURE = ("_variational_expectations", "_quadrature_log_prob", "_quadra
 
 
 class NodeRule(NamedTuple):
-    """Nodes ``z [Q, L]`` of N(0, I) and weights ``[Q]``; for a scalar likelihood L is one, and the rule serves
-    every latent."""
+    """Nodes ``z [Q, L]`` of N(0, I) and weights ``[Q]``; one of a scalar likelihood serves every latent."""
 
     z: tf.Tensor
     weights: tf.Tensor
 
 
 class PointDerivatives(NamedTuple):
-    """At nodes: ``g [Q, N, L]``, and the rows of H, ``[Q, N, L]`` for each latent; of a scalar likelihood its
-    diagonal alone."""
+    """At nodes: ``g [Q, N, L]``, and H's row for each latent, ``[Q, N, L]``; if scalar its diagonal."""
 
     log_prob: tf.Tensor  # [Q, N, L] for a scalar likelihood, else [Q, N]
     first: tf.Tensor
@@ -88,7 +85,7 @@ def point_derivatives(
 def expectation_gradients_by(
     rule: NodeRule, likelihood: Likelihood, X: Any, Y: Any, m: tf.Tensor, v: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """``E [N]``, ``E_m`` and ``E_v`` ``[N, L]``; an outer tape may differentiate in the likelihood's parameters."""
+    """``E [N]``, ``E_m`` and ``E_v`` ``[N, L]``; an outer tape may differentiate once more."""
     z, s = rule.z[:, None, :], tf.sqrt(v)
     at = point_derivatives(likelihood, X, Y, m + s * z, second=False)
     value = _sum(rule.weights, at.log_prob)

@@ -74,7 +74,7 @@ _softmax = functools.cache(_Softmax)
 def on_arrays(likelihood: Likelihood) -> OnArrays | None:
     """How a likelihood answers on arrays, if it can."""
     if type(likelihood) is Softmax:
-        return _softmax(int(likelihood.num_classes))
+        return _softmax(int(likelihood.latent_dim or 0))
     return _Declared(likelihood) if works_on_arrays(likelihood) else None
 
 

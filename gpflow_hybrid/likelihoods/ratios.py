@@ -154,8 +154,8 @@ def ratio_gradients(
 ) -> RatioGradients:
     """``Σ ℓ_α`` and its derivatives; by quadrature, sums over nodes ``f = m + √v z`` that follow q.
 
-    With ``h = log p − log t`` and the tilted weights ``π ∝ w exp(αh)``, ``∂ℓ_α = Σ π ∂h`` (and, for α < 1, what
-    :func:`log_expected_ratio` blends in).
+    With ``h = log p − log t`` and the tilted weights ``π ∝ w exp(αh)``, ``∂ℓ_α = Σ π ∂h``; for α < 1 there
+    is also what :func:`log_expected_ratio` blends in.
     """
     cav = cavity(m, v, lambda_1, lambda_2, alpha)
     if log_expected_power(likelihood, X, cav.mean, cav.variance, Y, alpha) is not None:

@@ -1,7 +1,7 @@
 """GPflow's ``Softmax`` on NumPy's arrays, with the fixed nodes that replace Monte Carlo.
 
-``log p(y|f) = f_y − log Σ exp f``, ``g = e_y − p`` and ``H = ppᵀ − diag p`` with ``p = softmax f``: all is a
-sum over nodes of p and of products of p. Arrays have the latent as their first axis, and data are worked on
+``log p(y|f) = f_y − log Σ exp f``, ``g = e_y − p`` and ``H = ppᵀ − diag p`` with ``p = softmax f``: all are
+sums over nodes of p and of products of p. Arrays have the latent as their first axis; data are worked on
 a few at a time, so that their nodes stay in a core's cache.
 """
 
@@ -20,7 +20,7 @@ Array = npt.NDArray[Any]
 
 
 class _Chunk(NamedTuple):
-    """Some data: their rows, ``s = √v`` ``[L, n]``, the nodes, ``log p(·|f)`` and p there, ``[L, Q, n]``."""
+    """Some data: rows, ``s = √v`` ``[L, n]``, the nodes, ``log p(·|f)`` and p there, ``[L, Q, n]``."""
 
     rows: slice
     s: Array

@@ -117,3 +117,51 @@ def _ratio_at_nodes(
     nodes, log_weights = covering_nodes(Fmu, Fvar, cav.mean, cav.variance, num_nodes)
     nodes, log_p, log_weights = log_prob_and_weights(likelihood, nodes, log_weights, X, Y, Fmu)
     return nodes, log_weights, log_p - (lambda_1 - 0.5 * lambda_2 * nodes) * nodes
+
+
+class TiltedGradients(NamedTuple):
+    """``(1/α) Σ log E_q[(p/t)^α]`` and its derivatives in m and v, ``[N, L]``."""
+
+    value: tf.Tensor
+    m: tf.Tensor
+    v: tf.Tensor
+
+
+def tilted_gradients(
+    alpha: float,
+    likelihood: ScalarLikelihood,
+    X: TensorType,
+    Y: TensorType,
+    m: tf.Tensor,
+    v: tf.Tensor,
+    lambda_1: tf.Tensor,
+    lambda_2: tf.Tensor,
+) -> TiltedGradients:
+    """The sum of :func:`tilted_log_ratio`, differentiated."""
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch((m, v))
+        ratio = tilted_log_ratio(likelihood, X, m, v, Y, lambda_1, lambda_2, alpha)
+        total = tf.reduce_sum(ratio)
+    zero = tf.UnconnectedGradients.ZERO
+    return TiltedGradients(total, *tape.gradient(total, (m, v), unconnected_gradients=zero))
+
+
+def mismatch_under_finer_rule(
+    alpha: float,
+    likelihood: ScalarLikelihood,
+    X: TensorType,
+    Y: TensorType,
+    m: tf.Tensor,
+    v: tf.Tensor,
+    lambda_1: tf.Tensor,
+    lambda_2: tf.Tensor,
+) -> tf.Tensor:
+    """How far the matching sites move under a finer rule, in units of the posterior; ``[]``."""
+    coarse, fine = (
+        tilted_sites(likelihood, X, m, v, Y, lambda_1, lambda_2, alpha, num_nodes)
+        for num_nodes in (NUM_NODES[1], 4 * NUM_NODES[1] + 1)
+    )
+    return tf.maximum(
+        tf.reduce_max(tf.abs(coarse.precision - fine.precision) * v),
+        tf.reduce_max(tf.abs(coarse.slope - fine.slope) * tf.sqrt(v)),
+    )

@@ -65,21 +65,25 @@ def factorise(K: tf.Tensor, lambda_2: tf.Tensor) -> SiteFactors:
         values, index = tf.math.top_k(-lambda_2, k)  # [L, k]
         root = tf.sqrt(tf.maximum(values, 0.0))
         selector = root[..., None] * tf.one_hot(index, tf.shape(lambda_2)[-1], dtype=K.dtype)
-        *negative, log_det_C = _negative_sites(K, V, selector)
+        correction = _negative_sites(K, V, selector)
     else:
         selector = tf.linalg.diag(tf.sqrt(tf.maximum(-lambda_2, 0.0)))
         zeros = tf.zeros_like(V)
-        *negative, log_det_C = tf.cond(
+        correction = tf.cond(
             tf.reduce_any(lambda_2 < 0.0),
             lambda: _negative_sites(K, V, selector),
             lambda: (zeros, zeros, zeros, zeros[..., 0, 0]),
         )
+    negative, negative_V, W, log_det_C = correction
     log_det = 2.0 * tf.reduce_sum(tf.math.log(tf.linalg.diag_part(chol)), -1) + log_det_C
-    return SiteFactors(scale, chol, V, *negative, log_det)
+    return SiteFactors(scale, chol, V, negative, negative_V, W, log_det)
 
 
 def _negative_sites(K: tf.Tensor, V: tf.Tensor, selector: tf.Tensor) -> tuple[tf.Tensor, ...]:
-    """``chol(C)⁻¹`` times N, NVᵀ and NΣ₊, and ``log|C|``, ``C = I − N Σ₊ N``, from the rows of N, ``[L, k, N]``."""
+    """``chol(C)⁻¹`` times N, NVᵀ and NΣ₊, and ``log|C|``, ``C = I − N Σ₊ N``.
+
+    :param selector: the rows of N that are not zero, ``[L, k, N]``.
+    """
     # N Σ₊ = N K − (N Vᵀ) V
     NV = tf.matmul(selector, V, transpose_b=True)
     cross = tf.matmul(selector, K) - tf.matmul(NV, V)  # [L, k, N]

@@ -43,6 +43,7 @@ class Posterior(NamedTuple):
     variance: Array  # [N]
     log_normaliser: Array  # []
     chol_inverse: Array  # L⁻¹, zero above its diagonal  [N, N]
+    negative: Array  # W, the negative sites' part of Σ = Σ₊ + WᵀW  [k, N]
 
 
 def posterior(K: Array, r: Array, lambda_2: Array, room: Array | None = None) -> Posterior:
@@ -75,7 +76,7 @@ def posterior(K: Array, r: Array, lambda_2: Array, room: Array | None = None) ->
     shift += (W @ r) @ W
     variance += np.einsum("ij,ij->j", W, W)
     log_normaliser = 0.5 * (r @ shift - log_det - log_det_C)
-    return Posterior(shift, variance, np.asarray(log_normaliser, K.dtype), L)
+    return Posterior(shift, variance, np.asarray(log_normaliser, K.dtype), L, W)
 
 
 def covariance(
@@ -83,12 +84,14 @@ def covariance(
     lambda_2: Array,
     chol_inverse: Array,
     variance: Array,
+    negative: Array | None = None,
     room: Array | None = None,
     *,
     mirrored: bool = True,
 ) -> Array:
     """``Σ`` from what :func:`posterior` found.
 
+    :param negative: W; computed again if it is not given.
     :param room: for Σ.
     :param mirrored: or only what is on and below the diagonal, and anything above.
     """
@@ -111,10 +114,14 @@ def covariance(
         columns = _covariance_rows(K, scale, chol_inverse, weak)
         Sigma[weak] = columns
         Sigma[:, weak] = columns.T
-    found = _negative_sites(K, scale, chol_inverse, lambda_2)
-    if found is not None and len(found[0]):
-        W = found[0]
-        Sigma += _blas("gemm", W)(1.0, W.T, W.T, trans_b=1)
+    if negative is None:
+        found = _negative_sites(K, scale, chol_inverse, lambda_2)
+        negative = np.zeros((0, n), K.dtype) if found is None else found[0]
+    if len(negative):
+        W = np.ascontiguousarray(negative)
+        _blas("syrk", W)(1.0, W.T, beta=1.0, c=Sigma.T, lower=0, overwrite_c=1)
+        if mirrored:
+            mirror(Sigma)
     Sigma.flat[:: n + 1] = variance
     return Sigma
 
@@ -279,7 +286,7 @@ def _signed_product(Sigma: Array, lambda_2: Array, v_bar: Array) -> Array:
 def _no_posterior(K: Array, L: Array) -> Posterior:
     nothing = np.full(len(K), np.nan, K.dtype)
     L[...] = np.nan
-    return Posterior(nothing, nothing.copy(), np.asarray(np.nan, K.dtype), L)
+    return Posterior(nothing, nothing.copy(), np.asarray(np.nan, K.dtype), L, np.zeros((0, len(K))))
 
 
 def _lapack(name: str, like: Array) -> Any:

@@ -15,8 +15,7 @@ from .host import call_on_host
 
 
 class Marginals(NamedTuple):
-    """q at the data: mean and variance ``[N, L]`` and ``log Z`` summed over latents ``[]``; of tensors, or of
-    arrays."""
+    """q at the data: mean and variance ``[N, L]`` and ``log Z`` summed over latents, tensors or arrays."""
 
     mean: Any
     variance: Any
@@ -46,7 +45,7 @@ def _by_lapack(
     matrices = r.shape[:1].concatenate(K.shape[1:])
 
     def posterior(K: Any, r: Any, lambda_2: Any) -> tuple[Any, ...]:
-        found = [lapack.posterior(_latent(K, i), r[i], lambda_2[i]) for i in range(len(r))]
+        found = [lapack.posterior(_latent(K, i), r[i], lambda_2[i])[:4] for i in range(len(r))]
         return tuple(_stack(parts) for parts in zip(*found, strict=True))
 
     def covariance(K: Any, *others: Any) -> tuple[Any]:

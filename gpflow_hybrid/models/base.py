@@ -126,7 +126,7 @@ class SiteModel(GPModel, InternalDataTrainingLossMixin):
     def _marginals(
         self, prior: PriorMoments | None = None, sites: SiteValues | None = None
     ) -> tuple[Marginals, SiteValues]:
-        """q at the data for the present sites, refused in words where there is no valid q; and the sites."""
+        """q at the data, refused in words where there is no valid one, and the present sites."""
         sites = self._site_values() if sites is None else sites
         prior = self.prior() if prior is None else prior
         q = marginals(*prior, *sites)

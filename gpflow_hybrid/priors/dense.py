@@ -18,7 +18,7 @@ from .protocol import Array, Posterior, ReducedSolver
 
 
 class PriorMoments(NamedTuple):
-    """``K [L or 1, N, N]`` and ``μ₀ [N, L]`` at the data, as tensors: what a :class:`DensePrior` is made of."""
+    """``K [L or 1, N, N]`` and ``μ₀ [N, L]`` as tensors: what a :class:`DensePrior` is made of."""
 
     K: tf.Tensor
     mean: tf.Tensor
@@ -80,13 +80,14 @@ class DensePosterior:
         return self.prior.workspace.matrix(*name)
 
     def covariance(self, *, for_adjoint: bool) -> DenseCovariance:
-        """Σ; of one that is for steps only what is on and below the diagonal, as long as ``Σ∘Σ`` is kept."""
+        """Σ; for steps, as long as ``Σ∘Σ`` is kept, only what is on and below the diagonal."""
         Sigma = [
             lapack.covariance(
                 self.prior.kernel_matrix(i),
                 self.lambda_2[i],
                 part.chol_inverse,
                 part.variance,
+                part.negative,
                 self._room("covariance", i),
                 mirrored=for_adjoint or self.prior.spares_memory,
             )

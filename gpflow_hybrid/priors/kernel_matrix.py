@@ -114,7 +114,7 @@ def _from_distances(kernel: Kernel, D: tf.Tensor, values: dict[int, tf.Tensor]) 
     if isinstance(kernel, (Sum, Product)):
         return kernel._reduce([_from_distances(k, D, values) for k in kernel.kernels])
     stand_in = object.__new__(type(kernel))
-    vars(stand_in).update({name: values.get(id(x), x) for name, x in vars(kernel).items()})
+    stand_in.__dict__ |= {name: values.get(id(x), x) for name, x in vars(kernel).items()}
     return stand_in.K_r2(D / tf.square(stand_in.lengthscales))
 
 

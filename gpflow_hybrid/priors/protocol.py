@@ -33,11 +33,11 @@ class Covariance(Protocol):
         """``(Σ∘Σ)x``."""
 
     def reduced_solver(self, mv: Array, vm: Array, vv: Array, c: float) -> ReducedSolver | None:
-        """Solves with ``M = c I − 2 E_vv (Σ∘Σ) − (2/c) E_vm Σ E_mv (Σ∘Σ)``; None where M is not affordable."""
+        """Solves with ``M = c I − 2 E_vv (Σ∘Σ) − (2/c) E_vm Σ E_mv (Σ∘Σ)``; None where it is too large."""
 
     def adjoint(self, beta: Array, mean_bar: Array, variance_bar: Array) -> tuple[Array, ...]:
-        """Cotangents of the arrays that the prior was made of, in their order, for ``log Z`` and functions of
-        the marginals with the given cotangents ``[L, N]``.
+        """Cotangents of the arrays that the prior was made of, in their order: of log Z, and of a function
+        of the marginals with the given derivatives ``[L, N]``.
 
         :param beta: ``β = λ₁ − λ₂m``, ``[L, N]``.
         """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import gpflow
@@ -11,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 import gpflow_hybrid as gh
-from gpflow_hybrid import covariances
-from gpflow_hybrid.covariances import covariance, data_covariance
+from gpflow_hybrid import tuning
+from gpflow_hybrid.inference import collapsing
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(20, 1))
@@ -102,7 +101,7 @@ def test_data_in_variables_have_no_gradient(compiled: bool) -> None:
 def test_parameters_that_were_held_while_the_loss_was_traced(
     many_data: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(covariances, "MANY_DATA", many_data)
+    monkeypatch.setattr(tuning, "FEW_DATA", many_data)
     likelihood = gpflow.likelihoods.StudentT(scale=0.4)
     m = gh.CVIModel((X, Y), gpflow.kernels.Matern52(), likelihood)
     for held in (m.kernel.lengthscales, likelihood.scale):
@@ -136,57 +135,56 @@ def test_two_gradients_of_one_tape() -> None:
 
 def test_a_value_alone_costs_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     m = model()
-    with tf.GradientTape():
-        expected = m.training_loss()
+    expected = m.training_loss()
     calls: list[str] = []
     adjoint = gh.linalg.lapack.kernel_adjoint
     monkeypatch.setattr(
         gh.linalg.lapack, "kernel_adjoint", lambda *a: (calls.append("adjoint"), adjoint(*a))[1]
     )
-    np.testing.assert_allclose(m.training_loss(), expected, rtol=1e-10)
+    with tf.GradientTape() as tape:
+        value = m.training_loss()
+    np.testing.assert_allclose(value, expected, rtol=1e-10)
     assert calls == []
-    with tf.GradientTape():
-        m.training_loss()
+    tape.gradient(value, m.trainable_variables)
     assert calls == ["adjoint"]
 
 
-# Kernels of the user's own are not taken apart.
+def test_a_gradient_is_that_of_its_own_loss() -> None:
+    """Asked for after another loss, whose matrices could have taken the memory of the first."""
+    m = model()
+    with tf.GradientTape() as tape:
+        value = m.training_loss()
+    kept = [np.asarray(v) for v in m.trainable_variables]
+    expected = gradients(m, list(m.trainable_variables), compiled=False)
+    m.kernel.variance.assign(9.0)
+    m.training_loss()
+    found = tape.gradient(value, m.trainable_variables)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    for variable, before in zip(m.trainable_variables, kept, strict=True):
+        variable.assign(before)
 
 
-class Diagonal(gpflow.kernels.SquaredExponential):
-    """Not a function of every element alike."""
-
-    def K_r2(self, r2: tf.Tensor) -> tf.Tensor:
-        K = super().K_r2(r2)
-        return tf.linalg.set_diag(K, tf.linalg.diag_part(K) + 0.0 * K[0]) * (1.0 + 0.0 * K[-1:])
+# What a training loss has to say
 
 
-def by_tensors() -> gpflow.kernels.Kernel:
-    kernel = gpflow.kernels.SquaredExponential()
-    kernel.lengthscales = 2.0 * tf.convert_to_tensor(kernel.variance)
-    return kernel
-
-
-@pytest.mark.parametrize("make", [Diagonal, by_tensors], ids=["own function", "tensors"])
-def test_kernels_of_the_users_own(
-    make: Callable[[], gpflow.kernels.Kernel], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("compiled", COMPILED)
+def test_a_warning_is_given_once_and_again_after_inference(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(covariances, "MANY_DATA", 5)
-    monkeypatch.setattr(covariances, "by_rows", None)  # would fail
-    kernel = make()
-    np.testing.assert_allclose(
-        data_covariance(kernel, tf.constant(X)), covariance(kernel, X), rtol=1e-10
-    )
+    monkeypatch.setattr(collapsing, "WARN_RESIDUAL", -1.0)  # no residual is good enough
+    m = model()
+    loss = tf.function(m.training_loss, autograph=False) if compiled else m.training_loss
+    with pytest.warns(gh.ConvergenceWarning, match="did not converge: its residual is"):
+        loss()
+    loss()  # another warning would be an error
+    if not compiled:
+        m.infer()
+        with pytest.warns(gh.ConvergenceWarning):
+            m.training_loss()
 
 
-def test_inputs_that_are_watched_keep_their_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(covariances, "MANY_DATA", 5)
-    kernel = gpflow.kernels.Matern52()
-    inputs = tf.constant(X)
-    found = []
-    for matrix in (data_covariance, covariance):
-        with tf.GradientTape() as tape:
-            tape.watch(inputs)
-            total = tf.reduce_sum(tf.sin(matrix(kernel, inputs)))
-        found.append(tape.gradient(total, inputs))
-    np.testing.assert_allclose(*found, rtol=1e-8, atol=1e-10)
+def test_nothing_is_said_of_a_loss_that_converged(recwarn: pytest.WarningsRecorder) -> None:
+    m = model()
+    m.training_loss()
+    tf.function(m.training_loss, autograph=False)()
+    assert not [w for w in recwarn if w.category is gh.ConvergenceWarning]

@@ -2,29 +2,60 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from scipy import linalg
 
-from gpflow_hybrid.inference import newton_host
-from gpflow_hybrid.inference.newton import Curvature, HostNewtonSystem, NewtonSystem
+from gpflow_hybrid import tuning
+from gpflow_hybrid.inference import newton
+from gpflow_hybrid.inference.newton import NewtonSystem
+from gpflow_hybrid.likelihoods.curvature import Curvature
+from gpflow_hybrid.linalg.workspace import Workspace
+from gpflow_hybrid.priors.dense import DenseCovariance
 
 
-def dense_newton_matrix(Sigma: Any, hessian: Curvature, g2: Any, c: float) -> Any:
-    """``J + μI`` written out, for vectors ``(a, b)`` flattened from ``[2, L, N]``."""
+def covariance(Sigma: np.ndarray, spares_memory: bool = False) -> DenseCovariance:
+    """An operator with these matrices, ``[L, N, N]``."""
+    zeros = np.zeros(Sigma.shape[:2])
+    workspace = Workspace(Sigma.shape[-1], Sigma.dtype)
+    return DenseCovariance(list(Sigma), zeros, workspace, len(Sigma), spares_memory)
+
+
+def written_out(Sigma: np.ndarray, curvature: Curvature, g2: np.ndarray, c: float) -> np.ndarray:
+    """``J + μI`` for vectors ``(a, b)`` flattened from ``[2, L, N]``."""
     L, N, _ = Sigma.shape
     mm, mv, vm, vv = (
-        np.block([[np.diag(H[:, i, j]) for j in range(L)] for i in range(L)])
-        for H in (x.numpy() for x in hessian)
+        np.block([[np.diag(H[:, i, j]) for j in range(L)] for i in range(L)]) for H in curvature
     )
     S, S2 = (linalg.block_diag(*matrices) for matrices in (Sigma, np.square(Sigma)))
-    g2 = np.diag(np.transpose(g2).ravel())
     return c * np.eye(2 * L * N) + np.block(
-        [[-(mm + g2) @ S, mv @ S2], [2.0 * vm @ S, -2.0 * vv @ S2]]
+        [[-(mm + np.diag(g2.ravel())) @ S, mv @ S2], [2.0 * vm @ S, -2.0 * vv @ S2]]
     )
+
+
+def diagonal(x: np.ndarray) -> np.ndarray:
+    """``[N, L]`` as ``[N, L, L]``."""
+    return x[:, :, None] * np.eye(x.shape[1])
+
+
+def problem(
+    num_latents: int, is_coupled: bool, quadrature_error: float
+) -> tuple[np.ndarray, Curvature, np.ndarray, np.random.Generator]:
+    """``Σ``, the curvature, ``g₂ [L, N]``, and the generator for more."""
+    rng = np.random.default_rng(3)
+    N, L = 50, num_latents
+    A = rng.normal(size=(L, N, N)) / np.sqrt(N)
+    Sigma = A @ np.swapaxes(A, 1, 2)
+    parts = [-0.05 * rng.uniform(size=(N, L, L)) for _ in range(3)]
+    if not is_coupled:
+        parts = [diagonal(np.einsum("nll->nl", H)) for H in parts]
+    mm = -rng.uniform(0.1, 0.5, size=(N, L))
+    # Price's theorem, on the diagonal, and what a quadrature makes of it
+    g2 = -mm + quadrature_error * rng.normal(size=(N, L))
+    return Sigma, Curvature(diagonal(mm), *parts), g2.T, rng
 
 
 @pytest.mark.parametrize(
@@ -38,52 +69,68 @@ def dense_newton_matrix(Sigma: Any, hessian: Curvature, g2: Any, c: float) -> An
         (2, True, 0.0),
     ],
 )
-@pytest.mark.parametrize("small", [0, 300])
-@pytest.mark.parametrize("large", [0, 300])
+@pytest.mark.parametrize("few", [0, 300])
+@pytest.mark.parametrize("spares_memory", [False, True])
 @pytest.mark.parametrize("iterations", [1, 60])
 def test_newton_systems_solve_their_equations(
     num_latents: int,
     is_coupled: bool,
     quadrature_error: float,
-    small: int,
-    large: int,
+    few: int,
+    spares_memory: bool,
     iterations: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(newton_host, "SMALL", small)
-    monkeypatch.setattr(newton_host, "LARGE", large)
-    monkeypatch.setattr(newton_host, "ITERATIONS", iterations)  # 1: the factors come in
-    rng = np.random.default_rng(3)
-    N, L = 50, num_latents
-    A = rng.normal(size=(L, N, N)) / np.sqrt(N)
-    Sigma = tf.constant(A @ np.swapaxes(A, 1, 2))
-    hessian = Curvature(*(tf.constant(-0.05 * rng.uniform(size=(N, L, L))) for _ in range(4)))
-    hessian = hessian._replace(mm=tf.linalg.diag(-rng.uniform(0.1, 0.5, size=(N, L))))
-    if not is_coupled:
-        hessian = Curvature(*(tf.linalg.diag(tf.linalg.diag_part(H)) for H in hessian))
-    # Price's theorem, on the diagonal, and what a quadrature makes of it
-    g2 = -tf.linalg.diag_part(hessian.mm) + quadrature_error * rng.normal(size=(N, L))
-    r, d = tf.constant(rng.normal(size=(2, 2, L, N)))
+    monkeypatch.setattr(tuning, "FEW_DATA", few)
+    options = dataclasses.replace(newton.NEWTON, iterations=iterations)  # 1: the factors come in
+    monkeypatch.setattr(newton, "NEWTON", options)
+    Sigma, curvature, g2, rng = problem(num_latents, is_coupled, quadrature_error)
+    r, d = rng.normal(size=(2, 2, *g2.shape))
     damping = 0.3
-    step = np.linalg.solve(
-        dense_newton_matrix(Sigma.numpy(), hessian, g2, 1.0 + damping), np.ravel(r)
-    )
+    J = written_out(Sigma, curvature, g2, 1.0)
+    step = np.linalg.solve(J + damping * np.eye(len(J)), r.ravel())
     # δm = Σa and δv = −(Σ∘Σ)b
     pulled = r + np.stack(
         [(Sigma @ d[0][..., None])[..., 0], -(Sigma**2 @ d[1][..., None])[..., 0]]
     )
-    adjoint = np.linalg.solve(
-        dense_newton_matrix(Sigma.numpy(), hessian, g2, 1.0).T, np.ravel(pulled)
-    )
-    # A step on a small system, and TensorFlow's always, leaves the error of the quadrature out.
+    adjoint = np.linalg.solve(J.T, pulled.ravel())
+
+    system = NewtonSystem(covariance(Sigma, spares_memory), curvature, g2)
+    assert system.is_coupled == is_coupled
+    # A step on a small system leaves the error of the quadrature out, unless it shall be exact.
+    found = system.damped(damping).solve(r, 1e-4)
     inexact = 1e-3 + 2.0 * quadrature_error
-    for kind in (HostNewtonSystem, NewtonSystem):
-        system = kind(Sigma, hessian, g2, is_coupled=is_coupled)
-        found = np.ravel(system.solve(*r, tf.constant(damping, tf.float64)))
-        assert np.linalg.norm(found - step) < inexact * np.linalg.norm(step)
-        weights, error = system.transpose_solve(tuple(r), tuple(d), 1e-12)
-        np.testing.assert_allclose(np.ravel(weights), adjoint, rtol=1e-8, atol=1e-9)
-        assert float(error) < 1e-10
+    assert np.linalg.norm(found.ravel() - step) < inexact * np.linalg.norm(step)
+    found = system.damped(damping).solve(r, 1e-10, exact=True)
+    np.testing.assert_allclose(found.ravel(), step, rtol=1e-7, atol=1e-8)
+    weights, error = system.transpose_solve(r, *d, 1e-12)
+    np.testing.assert_allclose(weights.ravel(), adjoint, rtol=1e-8, atol=1e-9)
+    assert error < 1e-10
+
+
+class WithoutFactors(DenseCovariance):
+    """A covariance that is too large for a matrix M, as that of a sparse prior is."""
+
+    def reduced_solver(self, *_: Any) -> None:
+        return None
+
+
+@pytest.mark.parametrize("is_coupled", [False, True])
+@pytest.mark.parametrize("few", [0, 300])
+def test_iterations_alone(is_coupled: bool, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "FEW_DATA", few)
+    Sigma, curvature, g2, rng = problem(2, is_coupled, 0.0)
+    operator = covariance(Sigma)
+    operator.__class__ = WithoutFactors
+    r = rng.normal(size=(2, *g2.shape))
+    zeros = np.zeros_like(g2)
+    system = NewtonSystem(operator, curvature, g2)
+    J = written_out(Sigma, curvature, g2, 1.0)
+    found, error = system.transpose_solve(r, zeros, zeros, 1e-10)
+    np.testing.assert_allclose(found.ravel(), np.linalg.solve(J.T, r.ravel()), rtol=1e-6, atol=1e-7)
+    assert error < 1e-8
+    found = system.solve(r, 1e-10)
+    np.testing.assert_allclose(found.ravel(), np.linalg.solve(J, r.ravel()), rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("transpose", [False, True])
@@ -91,9 +138,9 @@ def test_newton_systems_solve_their_equations(
 def test_a_newton_system_that_is_not_finite_has_no_solution(wrong: int, transpose: bool) -> None:
     N = 5
     Sigma, g2, r = np.eye(N)[None], np.full((1, N), 0.1), np.ones((2, 1, N))
-    hessian = [np.full((N, 1, 1), -0.1) for _ in range(4)]
-    [Sigma, *hessian, g2][wrong][..., -1] = np.nan
-    system = newton_host.HostSystem(Sigma, tuple(hessian), g2, 0.0, False)
+    parts = [np.full((N, 1, 1), -0.1) for _ in range(4)]
+    [Sigma, *parts, g2][wrong][..., -1] = np.nan
+    system = NewtonSystem(covariance(Sigma), Curvature(*parts), g2)
     zero = np.zeros((1, N))
     if transpose:
         found, _ = system.transpose_solve(r, zero, zero, 1e-10)

@@ -1,0 +1,193 @@
+"""One iteration, answered in three ways; graphs and threads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from typing import Any
+
+import gpflow
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import gpflow_hybrid as gh
+from gpflow_hybrid.inference import servers
+from gpflow_hybrid.inference.servers import SESSIONS, Sessions
+from gpflow_hybrid.priors import DensePrior
+from tests.likelihood_cases import CASES
+
+
+def model_of(name: str, objective: Any = "ep_like") -> gh.CVIModel:
+    rng = np.random.default_rng(0)
+    case = CASES[name]
+    X = rng.normal(size=(24, 2))
+    Y = case.observe(np.sin(2.0 * X[:, :1]), rng)
+    kernel = gpflow.kernels.Matern52(variance=1.5)
+    return gh.CVIModel(
+        (X, Y), kernel, case.make(), num_latent_gps=case.num_latent, objective=objective
+    )
+
+
+def loss_and_gradient(model: Any) -> list[Any]:
+    with tf.GradientTape() as tape:
+        loss = model.training_loss()
+    return [loss, *tape.gradient(loss, model.trainable_variables)]
+
+
+def assert_graph_is_eager(model: Any) -> None:
+    """From the same start, to the last digits: the steps are the same."""
+    num_data = len(model.data[0])
+    eager = [np.asarray(x) for x in loss_and_gradient(model)]
+    sites = [x.numpy() for x in model.sites.values]
+    model.sites.reset(num_data)
+    graph = tf.function(lambda: loss_and_gradient(model), autograph=False)()
+    for x, y in zip([*graph, *model.sites.values], [*eager, *sites], strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", ["bernoulli_probit", "poisson", "softmax", "multiclass"])
+def test_a_graph_gives_what_eager_calls_give(name: str) -> None:
+    assert_graph_is_eager(model_of(name))
+
+
+@pytest.mark.parametrize("objective", ["elbo", 0.4])
+def test_the_same_for_other_objectives(objective: Any) -> None:
+    assert_graph_is_eager(model_of("student_t", objective))
+
+
+@pytest.mark.parametrize("kind", [gh.EPModel, gh.LaplaceModel])
+def test_the_same_for_other_methods(kind: type[gh.CollapsedModel]) -> None:
+    X, Y = model_of("student_t").data
+    likelihood = gpflow.likelihoods.StudentT(scale=0.5)
+    assert_graph_is_eager(kind((X, Y), gpflow.kernels.Matern52(), likelihood))
+
+
+def test_arrays_and_tensors_answer_alike() -> None:
+    """Softmax works on arrays; a subclass of it, which may have changed anything, does not."""
+
+    class Own(gpflow.likelihoods.Softmax):
+        pass
+
+    model = model_of("softmax")
+    likelihood = Own(3)
+    own = gh.CVIModel(model.data, model.kernel, likelihood, num_latent_gps=3)
+    for x, y in zip(loss_and_gradient(own), loss_and_gradient(model), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-9)
+
+
+class Failing(gpflow.likelihoods.StudentT):
+    """Fails inside a graph when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fails = tf.Variable(False, trainable=False)
+
+    def _scalar_log_prob(self, X: Any, F: Any, Y: Any) -> Any:
+        tf.debugging.Assert(~self.fails, ["told to"])
+        return super()._scalar_log_prob(X, F, Y)
+
+
+def test_a_graph_that_fails_leaves_nothing_behind_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    X, Y = model_of("student_t").data
+    model = gh.CVIModel((X, Y), gpflow.kernels.Matern52(), Failing())
+    loss = tf.function(model.training_loss, autograph=False)
+    expected = float(loss())
+    before = len(SESSIONS)
+    model.likelihood.fails.assign(True)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="told to"):
+        loss()
+    assert len(SESSIONS) == before + 1
+    model.likelihood.fails.assign(False)
+    monkeypatch.setattr(servers, "ABANDONED_AFTER", 0.0)
+    np.testing.assert_allclose(loss(), expected, rtol=1e-9)
+    assert len(SESSIONS) == 0
+
+
+def test_an_error_on_the_host_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of("student_t")
+    loss = tf.function(model.training_loss, autograph=False)
+    loss()
+    before = len(SESSIONS)
+    sites = [x.numpy() for x in model.sites.values]
+
+    def fail(*_: Any) -> None:
+        raise MemoryError("no room for K")
+
+    monkeypatch.setattr(DensePrior, "posterior", fail)
+    with pytest.raises(Exception, match="no room for K"):
+        loss()
+    assert len(SESSIONS) == before
+    for x, y in zip(model.sites.values, sites, strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+class Closable:
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_the_longest_waiting_session_goes_when_there_are_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(servers, "MAX_OPEN", 3)
+    sessions, iterations = Sessions(), [Closable() for _ in range(4)]
+    numbers = [sessions.put(x) for x in iterations]
+    assert [x.closed for x in iterations] == [True, False, False, False]
+    assert len(sessions) == 3
+    with pytest.raises(RuntimeError, match="was given up"):
+        sessions.take(numbers[0])
+    assert sessions.take(numbers[1]) is iterations[1]
+    assert len(sessions) == 2
+
+
+PARALLEL = """
+    import sys, threading
+    import tensorflow as tf
+    tf.config.threading.set_inter_op_parallelism_threads(int(sys.argv[1]))
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    import gpflow, numpy as np
+    import gpflow_hybrid as gh
+
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(40, 2))
+    Y = np.sin(2.0 * X[:, :1]) + 0.1 * rng.normal(size=(40, 1))
+    models = [
+        gh.CVIModel((X, Y), gpflow.kernels.Matern52(variance=1.0 + i), gpflow.likelihoods.StudentT())
+        for i in range(4)
+    ]
+    losses = [tf.function(m.training_loss, autograph=False) for m in models]
+    for loss in losses:
+        loss.get_concrete_function()
+    found = [None] * 4
+    def work(i):
+        for _ in range(5):
+            models[i].sites.reset(40)
+            found[i] = float(losses[i]())
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    expected = []
+    for m in models:
+        m.sites.reset(40)
+        expected.append(float(m.training_loss()))
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    print("done")
+"""
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_parallel_calls_do_not_wait_for_each_other(num_threads: int) -> None:
+    """More calls than threads for operations: whoever computes on the host needs none of them."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PARALLEL), str(num_threads)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.strip() == "done", done.stderr[-2000:]
