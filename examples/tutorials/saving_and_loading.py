@@ -158,9 +158,8 @@ served = np.load(directory / "outputs.npy")
 print(f"Largest difference of the predictions: {np.max(np.abs(served - expected)):.1e}")
 
 # %% [markdown]
-# Predictions can always be exported. To export an objective, such as `model.elbo`, choose
-# `gh.set_linear_algebra("tensorflow")` before its first call: on a CPU the objectives call LAPACK
-# through SciPy, which is not part of a SavedModel.
+# Predictions and objectives, such as `model.elbo`, can be exported. A training loss cannot: its E-step
+# runs on the host, outside of the graph.
 #
 # ## A run that goes on
 #

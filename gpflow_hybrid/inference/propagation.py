@@ -135,12 +135,12 @@ class Memory:
 
     def push(self, at: Evaluation, new: Evaluation) -> None:
         """The step from ``at`` to ``new``."""
-        for kept, difference in (
+        for differences, newest in (
             (self.sites, np.stack(new.sites) - np.stack(at.sites)),
             (self.steps, new.step - at.step),
         ):
-            kept.insert(0, difference)
-            del kept[PROPAGATION.memory :]
+            differences.insert(0, newest)
+            del differences[PROPAGATION.memory :]
 
     def clear(self) -> None:
         """After a step that was taken back."""

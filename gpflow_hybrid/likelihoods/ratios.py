@@ -66,11 +66,11 @@ def cavity(
     ``log E_q[t^−α] = −α log t(m) − ½ log(1 − αλ₂v) + ½ α² (λ₁ − λ₂m)² v / (1 − αλ₂v)``
     """
     slope = lambda_1 - lambda_2 * Fmu
-    kept = 1.0 - alpha * lambda_2 * Fvar  # v / v₋ₙ
-    variance = Fvar / kept
+    shrinkage = 1.0 - alpha * lambda_2 * Fvar  # v / v₋ₙ
+    variance = Fvar / shrinkage
     return Cavity(
         Fmu - alpha * slope * variance,
-        tf.where(kept > 0.0, variance, tf.constant(np.nan, Fvar.dtype)),
+        tf.where(shrinkage > 0.0, variance, tf.constant(np.nan, Fvar.dtype)),
         -(lambda_1 - 0.5 * lambda_2 * Fmu) * Fmu
         - 0.5 * tf.math.log1p(-alpha * lambda_2 * Fvar) / alpha
         + 0.5 * alpha * tf.square(slope) * variance,
@@ -244,8 +244,8 @@ def closed_ratio_gradients(
     """
     xp = functions_of(Fmu)
     slope = lambda_1 - lambda_2 * Fmu
-    kept = 1.0 - lambda_2 * Fvar
-    V = Fvar / kept
+    shrinkage = 1.0 - lambda_2 * Fvar
+    V = Fvar / shrinkage
     shift = slope * V
     M = Fmu - shift
     value, d_M, d_V = likelihood.log_expected_derivatives(X, M, V, Y)
@@ -257,8 +257,8 @@ def closed_ratio_gradients(
     )
     return RatioGradients(
         xp.sum(value) + xp.sum(scale),
-        (d_M - slope) / kept,
-        (d_V - d_M * slope + 0.5 * slope * slope) / (kept * kept) + 0.5 * lambda_2 / kept,
+        (d_M - slope) / shrinkage,
+        (d_V - d_M * slope + 0.5 * slope * slope) / (shrinkage * shrinkage) + 0.5 * lambda_2 / shrinkage,
         -d_M * V - M,
         d_M * M * V + d_V * V * V + 0.5 * M * M + 0.5 * V,
     )

@@ -62,9 +62,9 @@ def posterior(K: Array, r: Array, lambda_2: Array, room: Array | None = None) ->
     _lapack("trtri", L)(L.T, lower=0, overwrite_c=1)
 
     # v₊ = (1 − diag B⁻¹)/λ₂, or diag(K) − column sums of squares of L⁻¹ S K
-    kept = 1.0 - _column_squares(L)
-    variance = np.divide(kept, lambda_2, out=diagonal.copy(), where=lambda_2 > 0.0)
-    for weak in _chunks(kept < WEAK):
+    explained = 1.0 - _column_squares(L)
+    variance = np.divide(explained, lambda_2, out=diagonal.copy(), where=lambda_2 > 0.0)
+    for weak in _chunks(explained < WEAK):
         whitened = _whitened(K, scale, L, weak)
         variance[weak] = diagonal[weak] - np.einsum("ij,ij->i", whitened, whitened)
 

@@ -55,10 +55,10 @@ def _by_lapack(
     shift, variance, log_normaliser, chol_inverse = call_on_host(
         posterior, [K, r, lambda_2], [r.shape, r.shape, r.shape[:1], matrices]
     )
-    known = [K, lambda_2, chol_inverse, variance]
+    parts = [K, lambda_2, chol_inverse, variance]
     return (
         LatentPosterior(shift, variance, log_normaliser),
-        lambda: call_on_host(covariance, known, [matrices])[0],
+        lambda: call_on_host(covariance, parts, [matrices])[0],
     )
 
 
@@ -84,8 +84,8 @@ def site_posterior(
     First derivatives only; asking for the second raises ``NotImplementedError``.
     """
     using = LAPACK if uses_lapack(exportable=exportable) else TENSORFLOW
-    known, covariance = using.posterior(*(tf.stop_gradient(x) for x in (K, r, lambda_2)))
-    shift, variance, _ = known
+    found, covariance = using.posterior(*(tf.stop_gradient(x) for x in (K, r, lambda_2)))
+    shift, variance, _ = found
 
     @tf.custom_gradient
     def attach(
@@ -109,7 +109,7 @@ def site_posterior(
             bars = (d_bar, v_bar, z_bar)
             return _without_derivative(K_bar, r_bar, lambda_2_bar, K, r, lambda_2, *bars)
 
-        return tuple(tf.identity(x) for x in known), grad
+        return tuple(tf.identity(x) for x in found), grad
 
     return LatentPosterior(*attach(K, r, lambda_2))
 

@@ -1,0 +1,184 @@
+"""Derivatives of expectations and ratios against automatic differentiation of GPflow's own values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gpflow
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from gpflow_hybrid.likelihoods.curvature import curvature
+from gpflow_hybrid.likelihoods.expectations import (
+    expectation_gradients,
+    variational_expectations,
+)
+from gpflow_hybrid.likelihoods.node_rules import own_rule
+from gpflow_hybrid.likelihoods.on_arrays import on_arrays
+from gpflow_hybrid.likelihoods.ratios import log_expected_ratio, ratio_gradients, tilted_log_prob
+from tests.likelihood_cases import CASES
+
+N = 12
+ZERO = tf.UnconnectedGradients.ZERO
+BY_NODES = {
+    "bernoulli_probit",
+    "bernoulli_logit",
+    "student_t",
+    "beta",
+    "ordinal",
+    "softmax",
+    "heteroskedastic",
+    "own_log_cosh",
+}
+
+
+class Problem:
+    """A likelihood with data, and marginals and signed sites whose cavities exist."""
+
+    def __init__(self, name: str) -> None:
+        case, rng = CASES[name], np.random.default_rng(7)
+        self.likelihood = case.make()
+        X = rng.normal(size=(N, 2))
+        Y = case.observe(rng.normal(size=(N, 1)), rng)
+        self.data = (tf.constant(X), tf.constant(Y))
+        shape = (N, case.num_latent)
+        self.m = tf.constant(rng.normal(size=shape))
+        self.v = tf.constant(rng.uniform(0.1, 1.5, size=shape))
+        self.sites = [
+            tf.constant(rng.normal(size=shape)),
+            tf.constant(rng.uniform(-0.5, 0.6, size=shape)),
+        ]
+
+    def expected(self) -> tf.Tensor:
+        X, Y = self.data
+        return tf.reduce_sum(variational_expectations(self.likelihood, X, self.m, self.v, Y))
+
+    def ratio(self, alpha: float) -> tf.Tensor:
+        X, Y = self.data
+        return tf.reduce_sum(
+            log_expected_ratio(self.likelihood, X, self.m, self.v, Y, *self.sites, alpha)
+        )
+
+
+def test_which_likelihoods_are_differentiated_at_their_nodes() -> None:
+    found = {
+        name
+        for name, case in CASES.items()
+        if own_rule(case.make(), case.num_latent, tf.float64) is not None
+        and not hasattr(case.make(), "expectation_derivatives")
+    }
+    assert found == BY_NODES
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_expectations(name: str) -> None:
+    p = Problem(name)
+    X, Y = p.data
+    with tf.GradientTape() as tape:
+        tape.watch((p.m, p.v))
+        value = p.expected()
+    d_m, d_v = tape.gradient(value, (p.m, p.v), unconnected_gradients=ZERO)
+    E = expectation_gradients(p.likelihood, X, p.m, p.v, Y)
+    np.testing.assert_allclose(tf.reduce_sum(E.value), value, rtol=1e-11)
+    np.testing.assert_allclose(E.mean, d_m, rtol=1e-9, atol=1e-11)
+    np.testing.assert_allclose(E.variance, d_v, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_curvature(name: str) -> None:
+    """The Hessian of the sum in all means and variances, datum by datum."""
+    p = Problem(name)
+    X, Y = p.data
+    L = p.m.shape[1]
+    joint = tf.concat([p.m, p.v], 1)  # [N, 2L]
+    with tf.GradientTape(persistent=True) as outer:
+        outer.watch(joint)
+        with tf.GradientTape() as inner:
+            inner.watch(joint)
+            m, v = joint[:, :L], joint[:, L:]
+            value = tf.reduce_sum(variational_expectations(p.likelihood, X, m, v, Y))
+        gradient = inner.gradient(value, joint)
+        columns = tf.unstack(gradient, axis=1)
+    H = np.stack([outer.gradient(c, joint, unconnected_gradients=ZERO) for c in columns], 1)
+    g2 = -2.0 * expectation_gradients(p.likelihood, X, p.m, p.v, Y).variance
+    found = curvature(p.likelihood, X, Y, p.m, p.v, g2)
+    scale = np.max(np.abs(H))
+    for block, (rows, columns) in zip(found, [(0, 0), (0, L), (L, 0), (L, L)], strict=True):
+        expected = H[:, rows : rows + L, columns : columns + L]
+        np.testing.assert_allclose(block, expected, rtol=1e-8, atol=1e-10 * scale)
+
+
+@pytest.mark.parametrize("alpha", [0.3, 1.0])
+@pytest.mark.parametrize("name", CASES)
+def test_ratios(name: str, alpha: float) -> None:
+    p = Problem(name)
+    arguments = (p.m, p.v, *p.sites)
+    with tf.GradientTape() as tape:
+        tape.watch(arguments)
+        value = p.ratio(alpha)
+    expected = tape.gradient(value, arguments, unconnected_gradients=ZERO)
+    X, Y = p.data
+    found = ratio_gradients(p.likelihood, X, Y, *arguments, alpha)
+    np.testing.assert_allclose(found.value, value, rtol=1e-11)
+    for x, y in zip(found[1:], expected, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("name", ["gaussian", "student_t", "ordinal", "gamma", "beta", "switched"])
+def test_derivatives_in_the_likelihoods_own_parameters(name: str, alpha: float) -> None:
+    p = Problem(name)
+    X, Y = p.data
+    variables = p.likelihood.trainable_variables
+    assert variables
+    with tf.GradientTape() as tape:
+        value = p.ratio(alpha)
+    expected = tape.gradient(value, variables)
+    with tf.GradientTape() as tape:
+        value = tilted_log_prob(p.likelihood, X, Y, p.m, p.v, *p.sites, alpha)
+    for x, y in zip(tape.gradient(value, variables), expected, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-11)
+
+
+def test_a_node_where_the_density_overflows_has_no_part() -> None:
+    """``exp(f)`` at f = 1000: p = 0, neither infinite nor NaN."""
+    likelihood = gpflow.likelihoods.Poisson()
+    X, Y = tf.zeros([2, 1], tf.float64), tf.constant([[1.0], [3.0]], tf.float64)
+    m, v = tf.zeros([2, 1], tf.float64), tf.fill([2, 1], tf.constant(1e4, tf.float64))
+    sites = (tf.zeros_like(m), tf.zeros_like(m))
+    found = ratio_gradients(likelihood, X, Y, m, v, *sites, 1.0)
+    assert all(np.isfinite(x).all() for x in found)
+
+
+class OwnSoftmax(gpflow.likelihoods.Softmax):
+    """The same, but nobody knows: tensors answer."""
+
+
+@pytest.mark.parametrize("num_classes", [2, 3, 5])
+def test_softmax_on_arrays_is_softmax_on_tensors(num_classes: int) -> None:
+    rng = np.random.default_rng(1)
+    num = 40  # more than one chunk
+    X, Y = np.zeros((num, 1)), rng.integers(0, num_classes, size=(num, 1))
+    m, l1 = rng.normal(size=(2, num, num_classes))
+    v = rng.uniform(0.1, 2.0, size=(num, num_classes))
+    l2 = rng.uniform(-0.3, 0.4, size=(num, num_classes))
+    on = on_arrays(gpflow.likelihoods.Softmax(num_classes))
+    likelihood = OwnSoftmax(num_classes)
+    assert on is not None
+    assert on_arrays(likelihood) is None
+    tensors = [tf.constant(x) for x in (m, v, l1, l2)]
+    pairs: list[tuple[Any, Any]] = [
+        (on.expectations(X, Y, m, v), expectation_gradients(likelihood, X, *tensors[:2], Y)),
+        (on.curvature(X, Y, m, v, -m), curvature(likelihood, X, Y, *tensors[:2], -tensors[0])),
+    ]
+    for alpha in (0.05, 1.0):
+        ratios = on.ratios(alpha)
+        assert ratios is not None
+        pairs.append(
+            (ratios(X, Y, m, v, l1, l2), ratio_gradients(likelihood, X, Y, *tensors, alpha))
+        )
+    for found, expected in pairs:
+        for x, y in zip(found, expected, strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-11)
+    assert on.ratios(1e-3) is None  # where (1/α) log Σ w exp(αh) needs more care
