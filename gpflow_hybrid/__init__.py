@@ -19,7 +19,14 @@ from .evidence import (
 )
 from .inference.reports import InferenceResult
 from .linalg import linear_algebra, set_linear_algebra
-from .models import CollapsedModel, CVIModel, EPModel, LaplaceModel, SiteModel
+from .models import (
+    CollapsedModel,
+    CVIModel,
+    EPModel,
+    InferredModel,
+    LaplaceModel,
+    SiteModel,
+)
 from .posteriors import SitePosterior
 from .sites import Sites
 from .training import TrainingResult, VEMTrainer
@@ -37,6 +44,7 @@ __all__ = [
     "EvidenceEstimate",
     "GPflowHybridError",
     "InferenceResult",
+    "InferredModel",
     "InvalidDataError",
     "InvalidPosteriorError",
     "LaplaceModel",

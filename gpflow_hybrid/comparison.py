@@ -9,16 +9,14 @@ from typing import Any
 
 import gpflow
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
-from gpflow.utilities import deepcopy, read_values
+from gpflow.utilities import deepcopy, parameter_dict
 
 from .datasets import folds
 from .errors import InvalidDataError, InvalidPosteriorError
+from .evidence.results import FloatArray, standard_error
 from .models import CVIModel
 from .objectives import Objective, power_of
-
-FloatArray = npt.NDArray[np.float64]
 
 NOISE_THRESHOLD = 2.0
 """Differences of fewer standard errors than this are called noise."""
@@ -55,7 +53,7 @@ class ObjectiveFit:
     @property
     def standard_error(self) -> float:
         """Standard error of :attr:`log_density` over data."""
-        return _standard_error(self.log_densities)
+        return float(standard_error(self.log_densities))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,8 +70,8 @@ class ObjectiveComparison:
         for fit in self.fits:
             if fit.objective == objective:
                 return fit
-        known = ", ".join(repr(fit.objective) for fit in self.fits)
-        raise KeyError(f"{objective!r} was not compared; compared were {known}.")
+        compared = ", ".join(repr(fit.objective) for fit in self.fits)
+        raise KeyError(f"{objective!r} was not compared; compared were {compared}.")
 
     @property
     def verdict(self) -> str:
@@ -82,7 +80,7 @@ class ObjectiveComparison:
         lines = []
         for other in others:
             difference = best.log_densities - other.log_densities
-            mean, error = float(np.mean(difference)), _standard_error(difference)
+            mean, error = np.mean(difference), standard_error(difference)
             text = f"{_name(best)} over {_name(other)}: {mean:+.4f} ± {error:.4f} nats per held-out datum"
             if mean < NOISE_THRESHOLD * error or mean == 0.0:
                 lines.append(f"{text}: within the noise, these data do not tell them apart.")
@@ -91,25 +89,26 @@ class ObjectiveComparison:
         return "\n".join(lines)
 
     def __str__(self) -> str:
-        names = list(self.fits[0].hyperparameters)
-        rows: list[tuple[str, list[str]]] = [("", [_name(fit) for fit in self.fits])]
-        rows += [
-            (name, [_format(fit.hyperparameters[name]) for fit in self.fits]) for name in names
+        columns = []
+        for fit in self.fits:
+            column = {"": _name(fit)}
+            column |= {path: _format(value) for path, value in fit.hyperparameters.items()}
+            density = f"{fit.log_density:.4f} ± {fit.standard_error:.4f}"
+            column |= {
+                "ELBO": f"{fit.elbo:.4f}",
+                "EP-like value": f"{fit.ep_like:.4f}",
+                f"{self.num_folds}-fold log predictive density": density,
+                "leave-one-out (optimistic)": f"{fit.leave_one_out:.4f}",
+                "evaluations of the loss": str(fit.num_evaluations),
+                "seconds": f"{fit.seconds:.1f}",
+            }
+            columns.append(column)
+        left = max(map(len, columns[0]))
+        width = max(len(cell) for column in columns for cell in column.values())
+        table = [
+            "  ".join([f"{name:<{left}}", *(f"{column[name]:>{width}}" for column in columns)])
+            for name in columns[0]
         ]
-        rows += [
-            ("ELBO", [f"{fit.elbo:.4f}" for fit in self.fits]),
-            ("EP-like value", [f"{fit.ep_like:.4f}" for fit in self.fits]),
-            (
-                f"{self.num_folds}-fold log predictive density",
-                [f"{fit.log_density:.4f} ± {fit.standard_error:.4f}" for fit in self.fits],
-            ),
-            ("leave-one-out (optimistic)", [f"{fit.leave_one_out:.4f}" for fit in self.fits]),
-            ("evaluations of the loss", [str(fit.num_evaluations) for fit in self.fits]),
-            ("seconds", [f"{fit.seconds:.1f}" for fit in self.fits]),
-        ]
-        left = max(len(name) for name, _ in rows)
-        width = max(len(cell) for _, cells in rows for cell in cells)
-        table = [f"{n:<{left}}  " + "  ".join(f"{c:>{width}}" for c in cells) for n, cells in rows]
         return "\n".join([*table, "", self.verdict])
 
 
@@ -155,11 +154,13 @@ def compare_objectives(
         fitted = _copy(model, X, Y, objective)
         num_evaluations = _fit(fitted, max_iterations)
         seconds = time.perf_counter() - start
+        trained = {id(p) for p in fitted.trainable_parameters}
+        parameters = parameter_dict(fitted).items()
         fits.append(
             ObjectiveFit(
                 objective=objective,
                 model=fitted,
-                hyperparameters=_trainable_values(fitted),
+                hyperparameters={path: p.numpy() for path, p in parameters if id(p) in trained},
                 elbo=float(fitted.elbo()),
                 ep_like=_or_nan(fitted.ep_like_log_marginal),
                 log_densities=densities,
@@ -195,13 +196,6 @@ def _or_nan(value: Callable[[], Any]) -> float:
         return float("nan")
 
 
-def _trainable_values(model: CVIModel) -> dict[str, Any]:
-    trainable = {id(p) for p in model.trainable_parameters}
-    parameters = gpflow.utilities.parameter_dict(model)
-    values = read_values(model)
-    return {path: values[path] for path, p in parameters.items() if id(p) in trainable}
-
-
 def _name(fit: ObjectiveFit) -> str:
     return fit.objective if isinstance(fit.objective, str) else f"power {fit.objective:g}"
 
@@ -210,10 +204,5 @@ def _format(value: Any) -> str:
     array = np.asarray(value)
     if array.size == 1:
         return f"{array.item():.4g}"
-    return (
-        "[" + ", ".join(f"{x:.3g}" for x in array.ravel()[:4]) + (", …]" if array.size > 4 else "]")
-    )
-
-
-def _standard_error(values: FloatArray) -> float:
-    return float(np.std(values, ddof=1) / np.sqrt(len(values)))
+    numbers = ", ".join(f"{x:.3g}" for x in array.ravel()[:4])
+    return f"[{numbers}, …]" if array.size > 4 else f"[{numbers}]"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from gpflow.base import AnyNDArray, RegressionData, TensorType
+from gpflow.base import RegressionData, TensorType
 from gpflow.config import default_float
 from gpflow.kernels import Kernel, MultioutputKernel
 from gpflow.likelihoods import (
@@ -18,9 +17,7 @@ from gpflow.likelihoods import (
     Gamma,
     Gaussian,
     Likelihood,
-    MultiClass,
     MultiLatentTFPConditional,
-    Ordinal,
     Poisson,
     ScalarLikelihood,
     Softmax,
@@ -32,6 +29,7 @@ from gpflow.models import GPModel
 from gpflow.utilities import is_variable
 
 from .errors import InvalidDataError
+from .labels import check_labels
 from .likelihoods import ProbitBernoulli
 
 # Likelihoods whose formulas multiply Y with floats: integer Y becomes float for them.
@@ -52,12 +50,13 @@ _FLOAT_LIKELIHOODS = (
 def prepare_data(data: Any, likelihood: Likelihood) -> RegressionData:
     """``(X, Y)`` as tensors (variables stay variables), refused where a likelihood cannot use them."""
     if not isinstance(data, (tuple, list)) or len(data) != 2:
-        raise InvalidDataError(f"data must be a pair (X, Y); found {_describe(data)}.")
-    X, Y = data
-    _check_floats("X", X)
-    _check_floats("Y", Y)
-    X = _to_tensor("X", X, to_float=True)
-    Y = _to_tensor("Y", Y, to_float=isinstance(likelihood, _FLOAT_LIKELIHOODS))
+        shape = getattr(data, "shape", None)
+        of_shape = "" if shape is None else f" of shape {tuple(shape)}"
+        raise InvalidDataError(
+            f"data must be a pair (X, Y); found {type(data).__name__}{of_shape}."
+        )
+    X = _to_tensor("X", data[0], to_float=True)
+    Y = _to_tensor("Y", data[1], to_float=isinstance(likelihood, _FLOAT_LIKELIHOODS))
     for name, value in (("X", X), ("Y", Y)):
         if value.shape.rank != 2:
             raise InvalidDataError(
@@ -90,16 +89,11 @@ def prepare_data(data: Any, likelihood: Likelihood) -> RegressionData:
     return X, Y
 
 
-def _describe(value: Any) -> str:
-    shape = getattr(value, "shape", None)
-    return type(value).__name__ + ("" if shape is None else f" of shape {tuple(shape)}")
-
-
-def _check_floats(name: str, value: Any) -> None:
+def _check_dtype(name: str, value: Any) -> None:
     dtype = getattr(value, "dtype", None)
     if dtype is None:
         return
-    dtype = tf.as_dtype(dtype) if not isinstance(dtype, tf.DType) else dtype
+    dtype = tf.as_dtype(dtype)
     expected = tf.as_dtype(default_float())
     if dtype.is_floating and dtype != expected:
         raise InvalidDataError(
@@ -111,6 +105,7 @@ def _check_floats(name: str, value: Any) -> None:
 
 
 def _to_tensor(name: str, value: Any, to_float: bool) -> tf.Tensor:
+    _check_dtype(name, value)
     if is_variable(value):
         if to_float and not value.dtype.is_floating:
             raise InvalidDataError(
@@ -129,10 +124,8 @@ def _to_tensor(name: str, value: Any, to_float: bool) -> tf.Tensor:
         if value.dtype.kind == "f":
             value = value.astype(default_float())
     tensor = tf.convert_to_tensor(value)
-    if to_float and not tensor.dtype.is_floating:
-        tensor = tf.cast(tensor, default_float())
-    elif tensor.dtype == tf.bool:
-        tensor = tf.cast(tensor, default_float())
+    if (to_float and not tensor.dtype.is_floating) or tensor.dtype == tf.bool:
+        return tf.cast(tensor, default_float())
     return tensor
 
 
@@ -147,124 +140,8 @@ def _check_finite(name: str, value: tf.Tensor) -> None:
         )
 
 
-def check_labels(Y: AnyNDArray, likelihood: Likelihood, rows: AnyNDArray | None = None) -> None:
-    """Refuse observations outside the likelihood's support, naming one and the remedy.
-
-    :param rows: the rows of the data that Y holds; all by default.
-    """
-    rows = np.arange(len(Y)) if rows is None else rows
-    if len(Y) == 0:
-        return
-    if isinstance(likelihood, SwitchedLikelihood):
-        _check_switched(Y, likelihood)
-        return
-    for kind, test, support in _SUPPORTS:
-        if isinstance(likelihood, kind):
-            _require(Y, rows, test(Y), likelihood, *support(Y, likelihood))
-            return
-    if isinstance(likelihood, (MultiClass, Softmax, Ordinal)):
-        _check_classes(Y, rows, likelihood)
-
-
-def _require(
-    Y: AnyNDArray,
-    rows: AnyNDArray,
-    ok: AnyNDArray,
-    likelihood: Likelihood,
-    support: str,
-    remedy: str,
-) -> None:
-    if not ok.all():
-        row, column = np.argwhere(~ok)[0]
-        raise InvalidDataError(
-            f"Y must be {support} for {type(likelihood).__name__}; found {Y[row, column]:g} at row "
-            f"{rows[row]}. {remedy}"
-        )
-
-
-def _binary_support(Y: AnyNDArray, likelihood: Likelihood) -> tuple[str, str]:
-    values = set(np.unique(Y).tolist())
-    if values <= {-1, 1}:
-        remedy = "Pass (Y + 1) / 2."
-    elif values <= {1, 2}:
-        remedy = "Pass Y - 1."
-    else:
-        remedy = "Recode the two classes as 0 and 1."
-    return "0 or 1", remedy
-
-
-_Test = Callable[[AnyNDArray], AnyNDArray]
-_Support = Callable[[AnyNDArray, Likelihood], tuple[str, str]]
-_SUPPORTS: tuple[tuple[Any, _Test, _Support], ...] = (
-    ((Bernoulli, ProbitBernoulli), lambda Y: (Y == 0) | (Y == 1), _binary_support),
-    (
-        (Poisson,),
-        lambda Y: (Y >= 0) & (Y == np.round(Y)),
-        lambda Y, _: (
-            "a count (0, 1, 2, …)",
-            "Pass counts; model rates or scores with another likelihood.",
-        ),
-    ),
-    (
-        (Beta,),
-        lambda Y: (Y > 0) & (Y < 1),
-        lambda Y, _: (
-            "strictly between 0 and 1",
-            "Rescale Y, or move exact zeros and ones inside the interval.",
-        ),
-    ),
-    (
-        (Gamma,),
-        lambda Y: Y > 0,
-        lambda Y, _: ("positive", "Remove or shift values that are not."),
-    ),
-    (
-        (Exponential,),
-        lambda Y: Y >= 0,
-        lambda Y, _: ("non-negative", "Remove or shift values that are not."),
-    ),
-)
-
-
-def _check_classes(Y: AnyNDArray, rows: AnyNDArray, likelihood: Likelihood) -> None:
-    num = likelihood.num_bins if isinstance(likelihood, Ordinal) else likelihood.num_classes
-    if Y.shape[1] != 1 and not isinstance(likelihood, Ordinal):
-        raise InvalidDataError(
-            f"Y must have one column of class numbers for {type(likelihood).__name__}; found "
-            f"{Y.shape[1]} columns. Pass Y.argmax(1)[:, None] if it is one-hot."
-        )
-    ok = (Y >= 0) & (Y < num) & (Y == np.round(Y))
-    remedy = "Pass Y - 1." if Y.min() == 1 and Y.max() == num else "Number the classes from 0."
-    _require(Y, rows, ok, likelihood, f"a class number from 0 to {num - 1}", remedy)
-
-
-def _check_switched(Y: AnyNDArray, likelihood: SwitchedLikelihood) -> None:
-    num = len(likelihood.likelihoods)
-    if Y.shape[1] < 2:
-        raise InvalidDataError(
-            "Y must have a last column that selects the likelihood for SwitchedLikelihood; found "
-            f"{Y.shape[1]} column. Append the index of each row's likelihood."
-        )
-    index = Y[:, -1:]
-    ok = (index >= 0) & (index < num) & (index == np.round(index))
-    _require(
-        index,
-        np.arange(len(index)),
-        ok,
-        likelihood,
-        f"an index from 0 to {num - 1} in its last column",
-        "It selects each row's likelihood.",
-    )
-    for i, part in enumerate(likelihood.likelihoods):
-        rows = np.flatnonzero(index[:, 0] == i)
-        check_labels(Y[rows, :-1], part, rows)
-
-
 def count_latent_gps(
-    kernel: Kernel,
-    likelihood: Likelihood,
-    data: RegressionData,
-    num_latent_gps: int | None,
+    kernel: Kernel, likelihood: Likelihood, data: RegressionData, num_latent_gps: int | None
 ) -> int:
     """L from the arguments that determine it, refused where they contradict each other."""
     sources = {}
@@ -298,23 +175,32 @@ def count_latent_gps(
     return next(iter(sources.values()))
 
 
+def is_integer(value: Any) -> bool:
+    """Whether it is a whole number by its type; True and False are none."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a real number by its type; True and False are none."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
 def check_count(value: Any, name: str) -> None:
     """Refuse what is not a positive integer."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
+    if not is_integer(value) or value < 1:
         raise InvalidDataError(f"{name} must be a positive integer; found {value!r}.")
 
 
 def check_positive(value: Any, name: str) -> None:
     """Refuse what is not a positive number."""
-    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not number or not 0.0 < float(value) < float("inf"):
+    if not is_number(value) or not 0.0 < float(value) < float("inf"):
         raise InvalidDataError(f"{name} must be a positive, finite number; found {value!r}.")
 
 
 def check_step(lr: Any) -> Any:
     """A step size in (0, 1]: a number is checked here, a tensor when the graph runs."""
     if isinstance(lr, numbers.Real) or not tf.is_tensor(lr):
-        if not isinstance(lr, numbers.Real) or isinstance(lr, bool) or not 0.0 < float(lr) <= 1.0:
+        if not is_number(lr) or not 0.0 < float(lr) <= 1.0:
             raise InvalidDataError(f"lr must be a number in (0, 1]; found {lr!r}.")
         return np.float64(lr)  # tf.cast of a Python float would pass through float32
     lr = tf.convert_to_tensor(lr)

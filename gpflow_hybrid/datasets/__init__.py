@@ -22,25 +22,19 @@ IndexArray = npt.NDArray[np.intp]
 _DATA = files(__name__) / "data"
 
 
-class _File(NamedTuple):
-    filename: str
-    sha256: str
-
-
+# Name: (file, SHA-256)
 _FILES = {
-    "sonar": _File("sonar.csv", "61b3320b7ead6e01943ecb4e42e3c83a6982b71d79e8fa4e1d634ca3293f3ac4"),
-    "ionosphere": _File(
-        "ionosphere.csv", "29a671354db3eafcce059e1b55cb1b98914ef958f24f0550a728c4648e045682"
+    "sonar": ("sonar.csv", "61b3320b7ead6e01943ecb4e42e3c83a6982b71d79e8fa4e1d634ca3293f3ac4"),
+    "ionosphere": (
+        "ionosphere.csv",
+        "29a671354db3eafcce059e1b55cb1b98914ef958f24f0550a728c4648e045682",
     ),
-    "diabetes": _File(
-        "diabetes.csv", "be88263da8351255cb06963da18d1e010b9a0b3ca96ac04cc7b2a0d4321f076b"
+    "diabetes": (
+        "diabetes.csv",
+        "be88263da8351255cb06963da18d1e010b9a0b3ca96ac04cc7b2a0d4321f076b",
     ),
-    "usps": _File(
-        "usps_3v5.npz", "31f8bd81864e851af1aa9dc1bebbb760445b2234fe93fbdb7e5297e6cbc40887"
-    ),
-    "banana": _File(
-        "banana.csv", "d028e7423fd524bed2953647f27d81b8a8ce72254d919ca7b9d3886eee18dbde"
-    ),
+    "usps": ("usps_3v5.npz", "31f8bd81864e851af1aa9dc1bebbb760445b2234fe93fbdb7e5297e6cbc40887"),
+    "banana": ("banana.csv", "d028e7423fd524bed2953647f27d81b8a8ce72254d919ca7b9d3886eee18dbde"),
 }
 _ALIASES = {"usps_3v5": "usps"}
 
@@ -70,23 +64,21 @@ def load(name: str) -> Dataset:
     entry = _FILES.get(_ALIASES.get(name, name))
     if entry is None:
         raise ValueError(_unknown(name))
-    content = _DATA.joinpath(entry.filename).read_bytes()
-    found = hashlib.sha256(content).hexdigest()
-    if found != entry.sha256:
+    filename, expected = entry
+    content = _DATA.joinpath(filename).read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != expected:
         raise ValueError(
-            f"{entry.filename} is damaged: expected SHA-256 {entry.sha256}; found {found}. "
+            f"{filename} is damaged: expected SHA-256 {expected}; found {digest}. "
             "Reinstall gpflow-hybrid."
         )
-    if entry.filename.endswith(".npz"):
+    if filename.endswith(".npz"):
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             X, y = arrays["X"], arrays["y"]
     else:
         table = np.loadtxt(io.BytesIO(content), delimiter=",", skiprows=1)
         X, y = table[:, :-1], table[:, -1]
-    return Dataset(
-        np.ascontiguousarray(X, dtype=np.float64),
-        np.ascontiguousarray(y[:, None], dtype=np.float64),
-    )
+    return Dataset(*(np.ascontiguousarray(a, dtype=np.float64) for a in (X, y[:, None])))
 
 
 def standardise(X_train: npt.ArrayLike, *others: npt.ArrayLike) -> tuple[FloatArray, ...]:
@@ -138,17 +130,11 @@ def folds(
         raise ValueError(
             f"num_folds must be between 2 and the number of rows, {num_data}; found {num_folds}."
         )
-    return _folds(num_data, num_folds, seed)
-
-
-def _folds(num_data: int, num_folds: int, seed: int) -> Iterator[tuple[IndexArray, IndexArray]]:
     order = np.arange(num_data)
     np.random.RandomState(seed).shuffle(order)
     # The first num_data % num_folds folds get one row more, as in scikit-learn.
-    for members in np.array_split(order, num_folds):
-        is_test = np.zeros(num_data, dtype=bool)
-        is_test[members] = True
-        yield np.flatnonzero(~is_test), np.flatnonzero(is_test)
+    tests = (np.sort(members) for members in np.array_split(order, num_folds))
+    return ((np.setdiff1d(order, test), test) for test in tests)
 
 
 def _matrix(name: str, value: npt.ArrayLike) -> FloatArray:

@@ -11,17 +11,10 @@ from gpflow.base import RegressionData
 from gpflow.models import GPModel
 from tqdm import tqdm
 
-from ..errors import InvalidDataError
 from .batches import Batch, SettingOutput
 from .plans import Plan, Start, check_test_data, make_plan
-from .results import (
-    AnnealingResult,
-    Average,
-    average_weights,
-    effective_sample_size,
-    remark,
-)
-from .settings import Setting, Settings, chunks
+from .results import AnnealingResult, Average, average_weights, effective_sample_size, remark
+from .settings import Setting, Settings
 
 MAX_CHAINS = 4096
 """Chains that run as one batch, over all its settings."""
@@ -87,21 +80,22 @@ def annealed_importance_sampling(
     began = time.perf_counter()
     plan = make_plan(
         start,
-        num_chains,
-        num_temperatures,
         power,
-        block_size,
         average,
         bidirectional,
-        num_samples,
-        thinning,
-        seed,
+        num_chains=num_chains,
+        num_temperatures=num_temperatures,
+        block_size=block_size,
+        num_samples=num_samples,
+        thinning=thinning,
+        seed=seed,
     )
-    settings = Settings(model, [{}] if hyperparameters is None else _checked(hyperparameters))
+    settings = Settings(model, [{}] if hyperparameters is None else hyperparameters)
     copy = settings.model
     test = None if test_data is None else check_test_data(test_data, plan, copy)
     num_data = int(copy.data[0].shape[0])
-    size = min(MAX_CHAINS // plan.num_chains, MAX_FLOATS // (4 * copy.num_latent_gps * num_data**2))
+    num_floats = 4 * copy.num_latent_gps * num_data**2
+    size = max(1, min(MAX_CHAINS // plan.num_chains, MAX_FLOATS // num_floats))
     outputs: dict[int, SettingOutput] = {}
     with tqdm(
         total=plan.num_sweeps * len(settings.values),
@@ -110,20 +104,12 @@ def annealed_importance_sampling(
         disable=None if progress is None else not progress,
     ) as bar:
         for group in settings.groups():
-            for indices in chunks(group, max(size, 1)):
+            num_batches = -(-len(group) // size)
+            for indices in (part.tolist() for part in np.array_split(group, num_batches)):
                 batch = Batch(settings, indices, plan, test, bar.update)
                 outputs.update(zip(indices, batch.run(), strict=True))
     ordered = [outputs[i] for i in range(len(settings.values))]
     return _result(ordered, plan, hyperparameters, time.perf_counter() - began)
-
-
-def _checked(hyperparameters: Any) -> Sequence[Setting]:
-    if not isinstance(hyperparameters, Sequence) or len(hyperparameters) == 0:
-        raise InvalidDataError(
-            "hyperparameters must be a sequence of dictionaries {path: value}, at least one; found "
-            f"{hyperparameters!r}."
-        )
-    return hyperparameters
 
 
 def _result(
@@ -132,12 +118,10 @@ def _result(
     hyperparameters: Sequence[Setting] | None,
     seconds: float,
 ) -> AnnealingResult:
-    single = hyperparameters is None
-
     def collect(values: Sequence[Any]) -> Any:
         if values[0] is None:
             return None
-        return np.asarray(values[0]) if single else np.stack(values)
+        return np.asarray(values[0]) if hyperparameters is None else np.stack(values)
 
     log_weights, samples, sample_weights, densities, reverse = (
         collect(part) for part in zip(*outputs, strict=True)
@@ -147,12 +131,11 @@ def _result(
     if reverse is not None:
         # 1/w on the way back is unbiased for Z₀/Z, and log Z₀ is in w already.
         negative, reverse_error = average_weights(-reverse, plan.average)
-        reverse_estimate = -negative[()]
-        reverse_error = reverse_error[()]
+        reverse_estimate = -negative
     return AnnealingResult(
-        log_marginal_likelihood=estimate[()],
-        standard_error=error[()],
-        effective_sample_size=effective_sample_size(log_weights)[()],
+        log_marginal_likelihood=estimate,
+        standard_error=error,
+        effective_sample_size=effective_sample_size(log_weights),
         log_weights=log_weights,
         samples=samples,
         sample_weights=sample_weights,

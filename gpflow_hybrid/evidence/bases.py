@@ -15,11 +15,11 @@ import tensorflow as tf
 from ..linalg import matvec
 
 
-class Prior(NamedTuple):
+class FactoredPrior(NamedTuple):
     """``N(μ₀, L Lᵀ)`` at the data, for every setting."""
 
     mean: tf.Tensor  # [G, L, N]
-    chol: tf.Tensor  # [G, L or 1, N, N]
+    chol: tf.Tensor  # L, [G, L or 1, N, N]
 
 
 class Base(NamedTuple):
@@ -43,7 +43,7 @@ class Blocks(NamedTuple):
     factor_t: tf.Tensor  # [B, G, L or 1, b, b]
 
 
-def prior_base(prior: Prior) -> Base:
+def prior_base(prior: FactoredPrior) -> Base:
     """The prior itself: no sites, ``log Z = 0``."""
     zeros = tf.zeros_like(prior.mean)
     return Base(
@@ -55,7 +55,7 @@ def prior_base(prior: Prior) -> Base:
     )
 
 
-def site_base(prior: Prior, lambda_1: tf.Tensor, lambda_2: tf.Tensor) -> Base:
+def site_base(prior: FactoredPrior, lambda_1: tf.Tensor, lambda_2: tf.Tensor) -> Base:
     """``N(μ₀, K) Π exp(λ₁f − ½λ₂f²)`` for signed ``λ₂``; NaN where it cannot be normalised.
 
     ``R Rᵀ = I + LᵀΛL``, ``F = L R⁻ᵀ``, ``m = μ₀ + F Fᵀ r`` with ``r = λ₁ − Λμ₀``.
@@ -79,12 +79,20 @@ def site_base(prior: Prior, lambda_1: tf.Tensor, lambda_2: tf.Tensor) -> Base:
     )
 
 
+def rows(x: tf.Tensor) -> tf.Tensor:
+    """One row for all the latents of a datum, ``[G, L, …] → [G…, L]``."""
+    latents_last = tf.transpose(x, [0, *range(2, x.shape.rank), 1])
+    x_rows = tf.reshape(latents_last, tf.stack([-1, tf.shape(x)[1]]))
+    x_rows.set_shape([None, x.shape[1]])
+    return x_rows
+
+
 def marginal_variance(base: Base) -> tf.Tensor:
     """``diag Σ``, ``[G, L or 1, N]``."""
     return tf.reduce_sum(tf.square(base.factor_t), -2)
 
 
-def conditionals(prior: Prior, lambda_2: tf.Tensor, block_size: int) -> Blocks:
+def conditionals(prior: FactoredPrior, lambda_2: tf.Tensor, block_size: int) -> Blocks:
     """Blocks of consecutive data, ``block_size`` in each; none if one would hold all the data.
 
     With ``Q = K⁻¹ + Λ`` and ``S = Q_bb⁻¹``: ``E[x_b | x_rest] = x_b − S Q_b x``, variance ``S``.

@@ -13,7 +13,7 @@ from gpflow.likelihoods import Likelihood
 from scipy.special import logsumexp
 
 from ..errors import NonFiniteError, in_short
-from .bases import Base, Prior, conditionals, prior_base, site_base
+from .bases import Base, FactoredPrior, conditionals, prior_base, site_base
 from .chains import Chains, Path, Problem, advance, begin
 from .moment_matching import match_moments
 from .plans import Plan
@@ -38,7 +38,7 @@ class SettingOutput(NamedTuple):
 class Batch:
     """Settings that run together, with one likelihood and one set of random numbers.
 
-    :param told: called with the number of sweeps done, counted for every setting.
+    :param count_sweeps: called with the number of sweeps done, counted for every setting.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class Batch:
         indices: Sequence[int],
         plan: Plan,
         test: RegressionData | None,
-        told: Callable[[int], object],
+        count_sweeps: Callable[[int], object],
     ) -> None:
         self.plan = plan
         self.test = test
-        self.told = told
+        self.count_sweeps = count_sweeps
         self.num_settings = len(indices)
         self.likelihood: Likelihood = settings.likelihood
         X, Y = (tf.convert_to_tensor(d) for d in settings.model.data)
@@ -68,7 +68,7 @@ class Batch:
         """Anneal, sample, predict and anneal back; one output for each setting."""
         plan = self.plan
         chains = begin(self.likelihood, self.problem, plan.num_chains, plan.keys[0])
-        self._refuse_nan(chains)
+        self._refuse_nan(int(chains.nan_datum))
         up = Path(0.0, 1.0, plan.num_temperatures, plan.power)
         chains = self._follow(up, chains, plan.keys[1])
         log_weights = chains.log_weights.numpy()
@@ -79,13 +79,8 @@ class Batch:
             predicted = None
             if self.test is not None:
                 predicted = logsumexp(densities[g], axis=0, b=weights[g][:, None])
-            yield SettingOutput(
-                log_weights[g],
-                samples[g],
-                weights[g],
-                predicted,
-                None if reverse is None else reverse[g],
-            )
+            back = None if reverse is None else reverse[g]
+            yield SettingOutput(log_weights[g], samples[g], weights[g], predicted, back)
 
     def _sample(self, chains: Chains) -> tuple[Chains, FloatArray, FloatArray]:
         """Samples ``[G, S, N, L]`` and their test log densities ``[G, S, N*]``, chain by chain."""
@@ -103,11 +98,8 @@ class Batch:
                 densities[:, :, i] = predictive_log_densities(
                     self.likelihood, *self.test, self.conditional, f
                 )
-        return (
-            chains,
-            samples.reshape(G, C * num, N, L),
-            densities.reshape(G, C * num, num_test),
-        )
+        flat = (G, C * num)
+        return chains, samples.reshape(*flat, N, L), densities.reshape(*flat, num_test)
 
     def _reverse(self, chains: Chains) -> FloatArray:
         """Weights of the way back, which begins after a burn-in at the posterior."""
@@ -127,11 +119,10 @@ class Batch:
     def _advance(self, path: Path, chains: Chains, first: int, last: int, key: int) -> Chains:
         # A proposal at which log p is NaN, as exp(f) makes it at f = 1000, is rejected as −∞ is.
         chains = advance(self.likelihood, self.problem, chains, path, first, last, key)
-        self.told((last - first) * self.num_settings)
+        self.count_sweeps((last - first) * self.num_settings)
         return chains
 
-    def _refuse_nan(self, chains: Chains) -> None:
-        n = int(chains.nan_datum)
+    def _refuse_nan(self, n: int) -> None:
         if n >= 0:
             x, y = self.problem.X[n].numpy(), self.problem.Y[n].numpy()
             raise NonFiniteError(
@@ -142,7 +133,7 @@ class Batch:
 
 
 def posterior_base(
-    settings: Settings, indices: Sequence[int], X: tf.Tensor, Y: tf.Tensor, prior: Prior
+    settings: Settings, indices: Sequence[int], X: tf.Tensor, Y: tf.Tensor, prior: FactoredPrior
 ) -> Base:
     """q with moment-matched sites; where there are none, those of the model's own E-step.
 
@@ -158,7 +149,6 @@ def posterior_base(
     base = site_base(prior, lambda_1, lambda_2)
     valid = tf.math.is_finite(base.log_normaliser)
     if not np.all(valid):
-        zero = tf.zeros_like(lambda_1)
-        kept = valid[:, None, None]
-        base = site_base(prior, tf.where(kept, lambda_1, zero), tf.where(kept, lambda_2, zero))
+        sites = (tf.where(valid[:, None, None], x, 0.0) for x in (lambda_1, lambda_2))
+        base = site_base(prior, *sites)
     return base

@@ -55,7 +55,8 @@ class Path(NamedTuple):
 
 def begin(likelihood: Likelihood, problem: Problem, num_chains: int, key: int) -> Chains:
     """Exact draws from the base, with ``log Z`` as their weight."""
-    return _call(likelihood, _begin, problem, tf.constant(num_chains), _key(key))
+    scalars = tf.constant(num_chains), tf.constant(key, tf.int64)
+    return _call(likelihood, _begin, problem, *scalars)
 
 
 def advance(
@@ -73,19 +74,9 @@ def advance(
     is weighted is from the tth distribution, before the transition. Downwards is the same backwards:
     f moves at ``τ_t``, then the weight takes ``(τ_t − τ_{t+1}) φ(f)``. A level path leaves it alone.
     """
-    dtype = chains.x.dtype
-    scalars = (
-        tf.constant(path.begin, dtype),
-        tf.constant(path.end, dtype),
-        tf.constant(path.num_steps),
-        tf.constant(path.power, dtype),
-    )
-    limits = (tf.constant(first), tf.constant(last), _key(key))
-    return _call(likelihood, _advance, problem, chains, Path(*scalars), *limits)
-
-
-def _key(key: int) -> tf.Tensor:
-    return tf.constant(key, tf.int64)
+    path = Path(*(tf.constant(x, chains.x.dtype) for x in path))
+    scalars = tf.constant(first), tf.constant(last), tf.constant(key, tf.int64)
+    return _call(likelihood, _advance, problem, chains, path, *scalars)
 
 
 def _call(likelihood: Likelihood, function: Any, *args: Any) -> Chains:
@@ -112,32 +103,26 @@ class _Target:
             return tf.reduce_sum(value, -1) if isinstance(likelihood, ScalarLikelihood) else value
 
         # Used in four places of the graph and traced once.
-        specs = [(None, None, self.num_latents)]
-        specs += [(None, *d.shape[1:]) for d in (problem.X, problem.Y)]
-        dtypes = (problem.base.mean.dtype, problem.X.dtype, problem.Y.dtype)
-        self._log_prob = tf.function(
-            log_prob,
-            input_signature=[tf.TensorSpec(*spec) for spec in zip(specs, dtypes, strict=True)],
-            autograph=False,
-        )
+        f_spec = tf.TensorSpec([None, None, self.num_latents], problem.base.mean.dtype)
+        data_specs = [tf.TensorSpec([None, *d.shape[1:]], d.dtype) for d in (problem.X, problem.Y)]
+        signature = [f_spec, *data_specs]
+        self._log_prob = tf.function(log_prob, input_signature=signature, autograph=False)
 
-    def values(
-        self, f: tf.Tensor, start: tf.Tensor | int, size: tf.Tensor | int, chain: tf.Tensor | None
-    ) -> tf.Tensor:
+    def values(self, f: tf.Tensor, start: tf.Tensor | int, chain: tf.Tensor | None) -> tf.Tensor:
         """``φ`` per datum at ``f [A, n, L]`` for data ``start, …, start + n − 1``; ``[A, n]``."""
-        X, Y = (d[start : start + size] for d in (self.problem.X, self.problem.Y))
+        end = start + tf.shape(f)[1]
+        X, Y = (d[start:end] for d in (self.problem.X, self.problem.Y))
         log_p = self._log_prob(tf.ensure_shape(f, [None, None, self.num_latents]), X, Y)
-        lambda_1, lambda_2 = (
-            self.per_chain(tf.transpose(x[..., start : start + size], [0, 2, 1]), chain)
-            for x in (self.problem.base.lambda_1, self.problem.base.lambda_2)
-        )
-        return log_p - tf.reduce_sum((lambda_1 - 0.5 * lambda_2 * f) * f, -1)
 
-    def per_chain(self, x: tf.Tensor, chain: tf.Tensor | None) -> tf.Tensor:
-        """``[G, …]`` for every chain, ``[A, …]``."""
-        if chain is None:
-            return tf.repeat(x, self.num_chains, axis=0)
-        return tf.gather(x, chain // tf.cast(self.num_chains, chain.dtype))
+        def per_chain(site: tf.Tensor) -> tf.Tensor:  # [G, L, N] → [A, n, L]
+            site = tf.transpose(site[..., start:end], [0, 2, 1])
+            if chain is None:
+                return tf.repeat(site, self.num_chains, axis=0)
+            return tf.gather(site, chain // tf.cast(self.num_chains, chain.dtype))
+
+        lambda_1 = per_chain(self.problem.base.lambda_1)
+        lambda_2 = per_chain(self.problem.base.lambda_2)
+        return log_p - tf.reduce_sum((lambda_1 - 0.5 * lambda_2 * f) * f, -1)
 
 
 def _rows(x: tf.Tensor) -> tf.Tensor:
@@ -158,16 +143,16 @@ def _unrows(rows: tf.Tensor, num_settings: tf.Tensor) -> tf.Tensor:
 
 def _replace_last(x: tf.Tensor, start: tf.Tensor, end: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
     """``x`` with ``x[..., start:end] = new``, in place where TensorFlow allows it."""
-    axes = x.shape.rank
-    ellipsis = [0] * (axes - 1)
+    num_others = x.shape.rank - 1
+    all_of_others = 2**num_others - 1  # a bit for each axis
     updated = tf.raw_ops.TensorStridedSliceUpdate(
         input=x,
-        begin=tf.stack([*ellipsis, start]),
-        end=tf.stack([*ellipsis, end]),
-        strides=[1] * axes,
+        begin=tf.stack([0] * num_others + [start]),
+        end=tf.stack([0] * num_others + [end]),
+        strides=[1] * x.shape.rank,
         value=new,
-        begin_mask=2 ** (axes - 1) - 1,
-        end_mask=2 ** (axes - 1) - 1,
+        begin_mask=all_of_others,
+        end_mask=all_of_others,
     )
     return tf.ensure_shape(updated, x.shape)
 
@@ -182,7 +167,7 @@ def _begin(
     )
     x = tf.matmul(noise, base.factor_t)  # [G, L, C, N]
     target = _Target(likelihood, problem, num_chains)
-    values = target.values(_rows(x + base.mean[:, :, None]), 0, N, None)
+    values = target.values(_rows(x + base.mean[:, :, None]), 0, None)
     return Chains(
         x,
         tf.reshape(values, tf.stack([G, num_chains, N])),
@@ -200,10 +185,8 @@ def _advance(
     last: tf.Tensor,
     key: tf.Tensor,
 ) -> Chains:
-    dtype = chains.x.dtype
-
     def temperature(t: tf.Tensor) -> tf.Tensor:
-        part = tf.cast(t, dtype) / tf.cast(path.num_steps, dtype)
+        part = tf.cast(t, chains.x.dtype) / path.num_steps
         return (path.begin + (path.end - path.begin) * part) ** path.power
 
     target = _Target(likelihood, problem, tf.shape(chains.x)[2])
@@ -252,7 +235,7 @@ def _sweep(
 
         def potential(x: tf.Tensor, chain: tf.Tensor | None) -> tf.Tensor:
             around = centre_rows if chain is None else tf.gather(centre_rows, chain)
-            return target.values(around + x, start, n, chain)
+            return target.values(around + x, start, chain)
 
         def uniforms(shrink: tf.Tensor | int) -> tf.Tensor:
             u = tf.random.stateless_uniform(C[None], seed(number, shrink + 3), dtype=dtype)
@@ -275,30 +258,19 @@ def _sweep(
         start = blocks.start[i]
         end = start + tf.shape(blocks.weights)[-1]
         shift = tf.matmul(x, blocks.weights[i])  # E[x_b | x_rest], [G, L, C, b]
-        centre = shift + mean[..., start:end]
-        new_x, new_values, found = move(
-            i + 1,
-            x[..., start:end] - shift,
-            centre,
-            blocks.factor_t[i],
-            values[..., start:end],
-            start,
+        rest, centre = x[..., start:end] - shift, shift + mean[..., start:end]
+        block_values = values[..., start:end]
+        new_x, new_values, nan_in_block = move(
+            i + 1, rest, centre, blocks.factor_t[i], block_values, start
         )
-
-        nan_datum = tf.maximum(nan_datum, tf.where(found >= 0, found + start, -1))
+        nan_datum = tf.maximum(nan_datum, tf.where(nan_in_block >= 0, nan_in_block + start, -1))
         x = _replace_last(x, start, end, new_x + shift)
         values = _replace_last(values, start, end, new_values)
         return i + 1, x, values, nan_datum
 
     num_blocks = tf.shape(blocks.start)[0]
+    x, values = tf.ensure_shape(x, chains.x.shape), tf.ensure_shape(values, chains.values.shape)
     _, x, values, nan_datum = tf.while_loop(
-        lambda i, *_: i < num_blocks,
-        body,
-        (
-            tf.constant(0),
-            tf.ensure_shape(x, chains.x.shape),
-            tf.ensure_shape(values, chains.values.shape),
-            nan_datum,
-        ),
+        lambda i, *_: i < num_blocks, body, (tf.constant(0), x, values, nan_datum)
     )
     return chains._replace(x=x, values=values, nan_datum=tf.maximum(chains.nan_datum, nan_datum))

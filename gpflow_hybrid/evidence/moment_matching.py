@@ -16,7 +16,7 @@ from gpflow.likelihoods import Likelihood
 
 from ..compilation import call_compiled
 from ..likelihoods.ratios import log_expected_ratio
-from .bases import Prior, marginal_variance, site_base
+from .bases import Base, FactoredPrior, marginal_variance, rows, site_base
 
 MAX_STEPS = 60
 TOLERANCE = 1e-3
@@ -35,17 +35,12 @@ class MatchedSites(NamedTuple):
     usable: tf.Tensor
 
 
-def match_moments(likelihood: Likelihood, X: tf.Tensor, Y: tf.Tensor, prior: Prior) -> MatchedSites:
+def match_moments(
+    likelihood: Likelihood, X: tf.Tensor, Y: tf.Tensor, prior: FactoredPrior
+) -> MatchedSites:
     """Sites whose q has the mean and variance of ``q(f) p(yₙ|f) / tₙ(f)`` at every datum."""
-
-    def compiled(
-        likelihood: Likelihood, X: tf.Tensor, Y: tf.Tensor, *prior: tf.Tensor
-    ) -> MatchedSites:
-        return _match(likelihood, X, Y, Prior(*prior))
-
-    return MatchedSites(
-        *call_compiled(likelihood, ("evidence", "match_moments"), compiled, X, Y, *prior)
-    )
+    key = ("evidence", "match_moments")
+    return call_compiled(likelihood, key, _match, X, Y, *prior)
 
 
 class _Step(NamedTuple):
@@ -56,11 +51,12 @@ class _Step(NamedTuple):
     residual: tf.Tensor  # infinite where there is no valid q
 
 
-def _match(likelihood: Likelihood, X: tf.Tensor, Y: tf.Tensor, prior: Prior) -> MatchedSites:
-    dtype = prior.mean.dtype
-    zeros = tf.zeros_like(prior.mean)
+def _match(
+    likelihood: Likelihood, X: tf.Tensor, Y: tf.Tensor, prior_mean: tf.Tensor, chol: tf.Tensor
+) -> MatchedSites:
+    prior = FactoredPrior(prior_mean, chol)
+    zeros = tf.zeros_like(prior_mean)
     ones = tf.ones_like(zeros[:, 0, 0])
-    infinity = tf.constant(np.inf, dtype)
 
     def unfinished(i: tf.Tensor, *state: tf.Tensor) -> tf.Tensor:
         best_residual = state[-1]
@@ -68,7 +64,7 @@ def _match(likelihood: Likelihood, X: tf.Tensor, Y: tf.Tensor, prior: Prior) -> 
 
     def body(i: tf.Tensor, *state: tf.Tensor) -> tuple[tf.Tensor, ...]:
         lambda_1, lambda_2, length, best_1, best_2, best_residual = state
-        step = _evaluate(likelihood, X, Y, prior, lambda_1, lambda_2)
+        step = _evaluate(likelihood, X, Y, site_base(prior, lambda_1, lambda_2))
         # A setting that has arrived stays: it is what it would be without the others.
         better = (step.residual < best_residual) & (best_residual > TOLERANCE)
         take = better[:, None, None]
@@ -78,31 +74,24 @@ def _match(likelihood: Likelihood, X: tf.Tensor, Y: tf.Tensor, prior: Prior) -> 
         length = tf.maximum(length, SHORTEST_STEP)
         valid = tf.math.is_finite(step.residual)[:, None, None]
         rho = length[:, None, None]
-        new_1 = tf.where(
-            valid, lambda_1 + rho * (step.target_1 - lambda_1), 0.5 * (lambda_1 + best_1)
-        )
-        new_2 = tf.where(
-            valid, lambda_2 + rho * (step.target_2 - lambda_2), 0.5 * (lambda_2 + best_2)
-        )
+
+        def moved(x: tf.Tensor, target: tf.Tensor, best: tf.Tensor) -> tf.Tensor:
+            return tf.where(valid, x + rho * (target - x), 0.5 * (x + best))
+
+        new_1 = moved(lambda_1, step.target_1, best_1)
+        new_2 = moved(lambda_2, step.target_2, best_2)
         best_residual = tf.where(better, step.residual, best_residual)
         return i + 1, new_1, new_2, length, best_1, best_2, best_residual
 
-    start = (zeros, zeros, ones, zeros, zeros, infinity * ones)
+    start = (zeros, zeros, ones, zeros, zeros, np.inf * ones)
     *_, best_1, best_2, residual = tf.while_loop(unfinished, body, (tf.constant(0), *start))
     return MatchedSites(best_1, best_2, residual < USABLE_RESIDUAL)
 
 
-def _evaluate(
-    likelihood: Likelihood,
-    X: tf.Tensor,
-    Y: tf.Tensor,
-    prior: Prior,
-    lambda_1: tf.Tensor,
-    lambda_2: tf.Tensor,
-) -> _Step:
-    base = site_base(prior, lambda_1, lambda_2)
+def _evaluate(likelihood: Likelihood, X: tf.Tensor, Y: tf.Tensor, base: Base) -> _Step:
+    lambda_1, lambda_2 = base.lambda_1, base.lambda_2
     variance = tf.broadcast_to(marginal_variance(base), tf.shape(base.mean))
-    mean, second = tilted_moments(likelihood, X, Y, base.mean, variance, lambda_1, lambda_2)
+    mean, second = tilted_moments(likelihood, X, Y, base, variance)
     tilted_variance = second - tf.square(mean)
     # New site = tilted / cavity, in natural parameters.
     target_2 = 1.0 / tilted_variance - (1.0 / variance - lambda_2)
@@ -115,35 +104,21 @@ def _evaluate(
 
 
 def tilted_moments(
-    likelihood: Likelihood,
-    X: tf.Tensor,
-    Y: tf.Tensor,
-    mean: tf.Tensor,
-    variance: tf.Tensor,
-    lambda_1: tf.Tensor,
-    lambda_2: tf.Tensor,
+    likelihood: Likelihood, X: tf.Tensor, Y: tf.Tensor, base: Base, variance: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """``E[f]`` and ``E[f²]`` under ``q(f) p(y|f) / t(f)``, all arguments ``[G, L, N]``.
+    """``E[f]`` and ``E[f²]`` under ``q(f) p(y|f) / t(f)``, ``[G, L, N]`` as the variance of q.
 
     Derivatives of ``log E_q[p/t]`` in the site's parameters: ``∂/∂λ₁ = −E[f]``, ``∂/∂λ₂ = ½E[f²]``.
     """
-    G, L, N = tf.unstack(tf.shape(mean))
-
-    def rows(x: tf.Tensor) -> tf.Tensor:  # [GN, L]
-        x_rows = tf.reshape(tf.transpose(x, [0, 2, 1]), tf.stack([G * N, L]))
-        x_rows.set_shape([None, mean.shape[1]])
-        return x_rows
-
-    def back(x: tf.Tensor) -> tf.Tensor:  # [G, L, N]
-        return tf.transpose(tf.reshape(x, tf.stack([G, N, L])), [0, 2, 1])
-
+    G, L, N = tf.unstack(tf.shape(variance))
     X_rows, Y_rows = (tf.tile(d, tf.stack([G, 1])) for d in (X, Y))
-    sites = rows(lambda_1), rows(lambda_2)
+    sites = rows(base.lambda_1), rows(base.lambda_2)
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(sites)
         value = log_expected_ratio(
-            likelihood, X_rows, rows(mean), rows(variance), Y_rows, *sites, 1.0
+            likelihood, X_rows, rows(base.mean), rows(variance), Y_rows, *sites, 1.0
         )
         total = tf.reduce_sum(value)
-    d_1, d_2 = tape.gradient(total, sites, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-    return -back(d_1), 2.0 * back(d_2)
+    gradients = tape.gradient(total, sites, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    d_1, d_2 = (tf.transpose(tf.reshape(g, tf.stack([G, N, L])), [0, 2, 1]) for g in gradients)
+    return -d_1, 2.0 * d_2

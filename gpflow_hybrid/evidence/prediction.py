@@ -7,6 +7,7 @@ from gpflow.likelihoods import Likelihood
 
 from ..compilation import call_compiled
 from ..likelihoods.ratios import log_expected_ratio
+from .bases import rows
 from .settings import PriorAndTest
 
 MAX_ROWS = 20_000
@@ -30,33 +31,20 @@ def predictive_log_densities(
     variance = tf.broadcast_to(conditional.variance[:, :, None], tf.shape(mean))
     G, _, C, N = mean.shape
     size = max(1, MAX_ROWS // (G * N))
-    parts = [
-        call_compiled(
-            likelihood,
-            ("evidence", "test"),
-            _log_densities,
-            X,
-            Y,
-            mean[:, :, first : first + size],
-            variance[:, :, first : first + size],
-        )
-        for first in range(0, C, size)
-    ]
+    parts = []
+    for first in range(0, C, size):
+        moments = (x[:, :, first : first + size] for x in (mean, variance))
+        key = ("evidence", "test")
+        parts.append(call_compiled(likelihood, key, _log_densities, X, Y, *moments))
     return tf.concat(parts, axis=1)
 
 
 def _log_densities(
     likelihood: Likelihood, X: tf.Tensor, Y: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor
 ) -> tf.Tensor:
-    G, L, C, N = tf.unstack(tf.shape(mean))
-
-    def rows(x: tf.Tensor) -> tf.Tensor:  # [GCN*, L]
-        x_rows = tf.reshape(tf.transpose(x, [0, 2, 3, 1]), tf.stack([G * C * N, L]))
-        x_rows.set_shape([None, mean.shape[1]])
-        return x_rows
-
+    G, _, C, N = tf.unstack(tf.shape(mean))
     X_rows, Y_rows = (tf.tile(d, tf.stack([G * C, 1])) for d in (X, Y))
-    Fmu, Fvar = rows(mean), rows(variance)
+    Fmu, Fvar = rows(mean), rows(variance)  # [GCN*, L]
     no_sites = tf.zeros_like(Fmu)
     value = log_expected_ratio(likelihood, X_rows, Fmu, Fvar, Y_rows, no_sites, no_sites, 1.0)
     return tf.reshape(value, tf.stack([G, C, N]))

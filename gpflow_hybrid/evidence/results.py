@@ -19,23 +19,20 @@ TRUSTED_FRACTION = 0.3
 TRUSTED = "The weights are even enough for their standard error to be trusted."
 
 
-def average_weights(
-    log_weights: FloatArray, average: Average = "arithmetic"
-) -> tuple[FloatArray, FloatArray]:
+def average_weights(log_weights: FloatArray, average: Average = "arithmetic") -> tuple[Any, Any]:
     """The estimate of log Z and its standard error, from weights ``[..., C]``.
 
     Arithmetic: ``log (1/C) Σ w``, whose ``exp`` is unbiased, with the delta method's error
     ``sd(w) / (√C mean(w))``. Geometric: ``(1/C) Σ log w``, biased low, as in the paper.
     """
-    num = log_weights.shape[-1]
     if average == "geometric":
-        return log_weights.mean(-1), _standard_deviation(log_weights) / np.sqrt(num)
-    estimate = logsumexp(log_weights, axis=-1) - np.log(num)
+        return log_weights.mean(-1), standard_error(log_weights)
+    estimate = logsumexp(log_weights, axis=-1) - np.log(log_weights.shape[-1])
     relative = np.exp(log_weights - np.where(np.isfinite(estimate), estimate, 0.0)[..., None])
-    return estimate, _standard_deviation(relative) / np.sqrt(num)
+    return estimate, standard_error(relative)
 
 
-def effective_sample_size(log_weights: FloatArray) -> FloatArray:
+def effective_sample_size(log_weights: FloatArray) -> Any:
     """``(Σ w)² / Σ w²``, between 1 and C."""
     return np.exp(2.0 * logsumexp(log_weights, axis=-1) - logsumexp(2.0 * log_weights, axis=-1))
 
@@ -45,10 +42,12 @@ def normalised(log_weights: FloatArray) -> FloatArray:
     return np.exp(log_weights - logsumexp(log_weights, axis=-1, keepdims=True))
 
 
-def _standard_deviation(values: FloatArray) -> FloatArray:
-    if values.shape[-1] == 1:
-        return np.full(values.shape[:-1], np.nan)
-    return np.asarray(np.std(values, axis=-1, ddof=1))
+def standard_error(values: FloatArray) -> Any:
+    """Of the mean over the last axis; NaN for a single value."""
+    num = values.shape[-1]
+    if num == 1:
+        return np.full(values.shape[:-1], np.nan)[()]
+    return np.std(values, axis=-1, ddof=1) / np.sqrt(num)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,12 +92,12 @@ class AnnealingResult:
         """Mean of :attr:`test_log_densities` over test data; None without test data."""
         if self.test_log_densities is None:
             return None
-        return self.test_log_densities.mean(-1)[()]
+        return self.test_log_densities.mean(-1)
 
     @property
     def lower_bound(self) -> Any:
         """A value whose expectation is at most ``log p(y)``: the arithmetic average, forwards."""
-        return average_weights(self.log_weights)[0][()]
+        return average_weights(self.log_weights)[0]
 
     @property
     def upper_bound(self) -> Any:
@@ -109,60 +108,39 @@ class AnnealingResult:
         return self.reverse_log_marginal_likelihood
 
     def __str__(self) -> str:
+        estimate, error = self.log_marginal_likelihood, self.standard_error
+        size, of_chains = self.effective_sample_size, f"of {self.log_weights.shape[-1]} chains"
         if self.settings is None:
-            lines = [_line("log p(y)", self.log_marginal_likelihood, self.standard_error)]
+            rows = [("log p(y)", f"{estimate:.4f} ± {error:.4f}")]
             if self.reverse_log_weights is not None:
-                lines += [
-                    _line(
-                        "annealed back",
-                        self.reverse_log_marginal_likelihood,
-                        self.reverse_standard_error,
-                    )
-                ]
+                back, back_error = self.reverse_log_marginal_likelihood, self.reverse_standard_error
+                rows.append(("annealed back", f"{back:.4f} ± {back_error:.4f}"))
             if self.test_log_densities is not None:
-                error = _standard_deviation(self.test_log_densities) / np.sqrt(
-                    self.test_log_densities.shape[-1]
-                )
-                lines += [_line("mean test log density", self.test_log_density, error)]
-            lines += [
-                f"{'effective sample size':<24}{self.effective_sample_size:.1f} of "
-                f"{self.log_weights.shape[-1]} chains"
-            ]
+                test_error = standard_error(self.test_log_densities)
+                text = f"{self.test_log_density:.4f} ± {test_error:.4f}"
+                rows.append(("mean test log density", text))
+            rows.append(("effective sample size", f"{size:.1f} {of_chains}"))
         else:
-            best = int(np.argmax(self.log_marginal_likelihood))
-            where = ", ".join(f"{k} = {_number(v)}" for k, v in self.settings[best].items())
-            lines = [
-                f"{len(self.settings)} settings",
-                _line(
-                    "largest log p(y)",
-                    self.log_marginal_likelihood[best],
-                    self.standard_error[best],
-                )
-                + f" at {where}",
-                f"{'standard error':<24}median {np.median(self.standard_error):.3f}, largest "
-                f"{np.max(self.standard_error):.3f}",
-                f"{'effective sample size':<24}median {np.median(self.effective_sample_size):.1f}, "
-                f"smallest {np.min(self.effective_sample_size):.1f} of "
-                f"{self.log_weights.shape[-1]} chains",
+            best = int(np.argmax(estimate))
+            where = ", ".join(
+                f"{path} = {np.array2string(np.asarray(v), precision=4, threshold=6)}"
+                for path, v in self.settings[best].items()
+            )
+            errors = f"median {np.median(error):.3f}, largest {np.max(error):.3f}"
+            sizes = f"median {np.median(size):.1f}, smallest {np.min(size):.1f} {of_chains}"
+            rows = [
+                (f"{len(self.settings)} settings", ""),
+                ("largest log p(y)", f"{estimate[best]:.4f} ± {error[best]:.4f} at {where}"),
+                ("standard error", errors),
+                ("effective sample size", sizes),
             ]
             if self.test_log_densities is not None:
-                lines += [
-                    f"{'mean test log density':<24}largest {np.max(self.test_log_density):.4f}"
-                ]
-        lines += [
-            f"{'annealed':<24}from the {self.start}, {self.num_temperatures} temperatures, "
-            f"{self.seconds:.1f} s",
-            self.message,
-        ]
-        return "\n".join(lines)
-
-
-def _line(name: str, value: Any, error: Any) -> str:
-    return f"{name:<24}{value:.4f} ± {error:.4f}"
-
-
-def _number(value: Any) -> str:
-    return np.array2string(np.asarray(value), precision=4, threshold=6)
+                rows.append(
+                    ("mean test log density", f"largest {np.max(self.test_log_density):.4f}")
+                )
+        how = f"from the {self.start}, {self.num_temperatures} temperatures, {self.seconds:.1f} s"
+        rows.append(("annealed", how))
+        return "\n".join([*(f"{name:<24}{text}".rstrip() for name, text in rows), self.message])
 
 
 def remark(log_weights: FloatArray, num_temperatures: int) -> str:

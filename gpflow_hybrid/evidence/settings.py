@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import gpflow
@@ -17,7 +17,7 @@ from gpflow.models import GPModel
 from ..covariances import latent_kernels, prior_mean
 from ..errors import GPflowHybridError, InvalidDataError, NonFiniteError
 from ..models import CVIModel, SiteModel
-from .bases import Prior
+from .bases import FactoredPrior
 
 Setting = Mapping[str, Any]
 """Values by GPflow's path: ``{".kernel.variance": 2.0}``."""
@@ -70,7 +70,7 @@ def working_copy(model: GPModel) -> SiteModel:
 class PriorAndTest(NamedTuple):
     """The prior at the data, and ``f* | f ~ N(μ* + weightsᵀ (f − μ₀), variance)`` at test inputs."""
 
-    prior: Prior
+    prior: FactoredPrior
     test_mean: tf.Tensor  # [G, L, N*]
     weights: tf.Tensor  # [G, L or 1, N, N*]
     variance: tf.Tensor  # [G, L or 1, N*]
@@ -80,6 +80,11 @@ class Settings:
     """A working copy and the settings that it can be put into."""
 
     def __init__(self, original: GPModel, settings: Sequence[Setting]) -> None:
+        if not isinstance(settings, Sequence) or len(settings) == 0:
+            raise InvalidDataError(
+                "hyperparameters must be a sequence of dictionaries {path: value}, at least one; found "
+                f"{settings!r}."
+            )
         self.model = model = working_copy(original)
         self._parameters = {
             path: parameter
@@ -125,7 +130,9 @@ class Settings:
                     f"hyperparameters[{index}][{path!r}] must have shape {initial.shape}; found "
                     f"{array.shape}."
                 )
-            if not _in_domain(parameter, array):
+            transform = parameter.transform
+            unconstrained = array if transform is None else transform.inverse(array)
+            if not (np.all(np.isfinite(array)) and np.all(np.isfinite(unconstrained))):
                 raise InvalidDataError(
                     f"hyperparameters[{index}][{path!r}] must be finite and in the parameter's "
                     f"domain; found {value!r}."
@@ -141,11 +148,11 @@ class Settings:
 
     def groups(self) -> list[list[int]]:
         """Settings with equal parameters of the likelihood: those can be one batch."""
-        found: dict[Hashable, list[int]] = {}
+        groups: dict[Hashable, list[int]] = {}
         for i, values in enumerate(self.values):
             key = tuple(v.tobytes() for path, v in values.items() if path.startswith(".likelihood"))
-            found.setdefault(key, []).append(i)
-        return list(found.values())
+            groups.setdefault(key, []).append(i)
+        return list(groups.values())
 
     def prior(self, indices: Sequence[int], X_test: tf.Tensor | None = None) -> PriorAndTest:
         """The prior at the data and given f at test inputs, for some settings."""
@@ -166,7 +173,7 @@ class Settings:
         mean, test_mean, chol, weights, variance = (
             tf.stack(part) for part in zip(*priors, strict=True)
         )
-        return PriorAndTest(Prior(mean, chol), test_mean, weights, variance)
+        return PriorAndTest(FactoredPrior(mean, chol), test_mean, weights, variance)
 
     def infer(self, index: int) -> tuple[tf.Tensor, tf.Tensor]:
         """The sites of the model's own E-step at a setting, ``[L, N]`` each; zero where it fails."""
@@ -213,11 +220,6 @@ def _unit(kernel: Kernel, scale: tf.Tensor, X: tf.Tensor, X_test: tf.Tensor) -> 
     return Unit(chol, weights, tf.maximum(variance, 0.0))
 
 
-def _in_domain(parameter: Parameter, value: AnyNDArray) -> bool:
-    unconstrained = value if parameter.transform is None else parameter.transform.inverse(value)
-    return bool(np.all(np.isfinite(value)) and np.all(np.isfinite(unconstrained)))
-
-
 def scale_parameter(kernel: Kernel) -> Parameter | None:
     """The parameter by which the whole kernel is multiplied, if it is known to have one."""
     multiplied = (gpflow.kernels.Stationary, gpflow.kernels.Constant)
@@ -244,10 +246,3 @@ def jittered_cholesky(K: tf.Tensor) -> tf.Tensor:
         "The kernel matrix has no Cholesky factor, even with a jitter of "
         f"{JITTERS[-1] * eps:.0e} of its diagonal: it is not positive semi-definite."
     )
-
-
-def chunks(indices: Sequence[int], size: int) -> Iterator[Sequence[int]]:
-    """Parts of nearly equal length, none longer than ``size``."""
-    num = -(-len(indices) // size)
-    for part in np.array_split(np.asarray(indices), num):
-        yield [int(i) for i in part]

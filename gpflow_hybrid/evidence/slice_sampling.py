@@ -76,7 +76,7 @@ def elliptical_slice(
         high: tf.Tensor,
         theta: tf.Tensor,
         nan_datum: tf.Tensor,
-        found: tuple[tf.TensorArray, ...],
+        arrivals: tuple[tf.TensorArray, ...],
     ) -> tuple[tf.Tensor, ...]:
         # The angle just rejected becomes the end of the bracket on its side of 0.
         low, high = tf.where(theta < 0.0, theta, low), tf.where(theta < 0.0, high, theta)
@@ -90,7 +90,7 @@ def elliptical_slice(
             shrink + 1,
             *(tf.gather(x, left) for x in (active, low, high, theta)),
             tf.maximum(nan_datum, last_nan(values)),
-            tuple(array.write(shrink + 1, x) for array, x in zip(found, new, strict=True)),
+            tuple(array.write(shrink + 1, x) for array, x in zip(arrivals, new, strict=True)),
         )
 
     # What each round accepts is put in its place once, at the end; there may be no round at all.
@@ -102,14 +102,14 @@ def elliptical_slice(
         return array.write(0, like[:0])
 
     vector, scalar = tf.TensorShape([None]), tf.TensorShape([])
-    found = tuple(rounds(x) for x in (active, theta, values))
-    *_, nan_datum, found = tf.while_loop(
+    arrivals = tuple(rounds(x) for x in (active, theta, values))
+    *_, nan_datum, arrivals = tf.while_loop(
         unfinished,
         body,
-        (tf.constant(0), active, low, high, theta, nan_datum, found),
+        (tf.constant(0), active, low, high, theta, nan_datum, arrivals),
         shape_invariants=(scalar, *[vector] * 4, scalar, (scalar, scalar, scalar)),
     )
-    index, theta, new_values = (array.concat() for array in found)
+    index, theta, new_values = (array.concat() for array in arrivals)
     theta_found = tf.tensor_scatter_nd_update(theta_found, index[:, None], theta)
     values = tf.tensor_scatter_nd_update(values, index[:, None], new_values)
     return SliceState(propose(state.x, direction, theta_found), values, nan_datum)

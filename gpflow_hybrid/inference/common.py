@@ -133,6 +133,13 @@ def relative_norm(q: Marginals, found: SitePair, target: SitePair) -> float:
     return float(size(found) / max(min(size(target), 1.0), 1e-30))
 
 
+def ended(converged: bool, gave_up: bool) -> int:
+    """The status of an iteration that had started."""
+    if converged:
+        return CONVERGED
+    return STALLED if gave_up else EXHAUSTED
+
+
 def is_valid(q: Marginals) -> bool:
     """Whether q is a proper Gaussian: a variance that rounding has made non-positive is as bad as NaN."""
     return bool((q.variance > 0.0).all() and np.isfinite(q.log_normaliser))

@@ -23,14 +23,12 @@ from ..linalg import Marginals
 from ..priors import Array, Prior
 from ..sites import SiteValues
 from .common import (
-    CONVERGED,
-    EXHAUSTED,
     INVALID_START,
-    STALLED,
     Collapse,
     Method,
     SitePair,
     Solution,
+    ended,
     from_warm_start,
     is_valid,
     no_collapse,
@@ -78,8 +76,8 @@ def _third_derivative(
     return ThirdDerivative(tape.gradient(second, F, unconnected_gradients=zero))
 
 
-POINT_VALUES = Question("point values", point_values, PointValues, 1, (1, 2, 2))
-THIRD_DERIVATIVE = Question("third derivative", _third_derivative, ThirdDerivative, 1, (2,))
+POINT_VALUES = Question("point_values", point_values, PointValues, 1, (1, 2, 2))
+THIRD_DERIVATIVE = Question("third_derivative", _third_derivative, ThirdDerivative, 1, (2,))
 
 
 def log_marginal_likelihood(q: Marginals, sites: SiteValues, log_prob: Any) -> Any:
@@ -156,10 +154,7 @@ def newton(
         if part > LAPLACE.smallest_step:
             at = new
         steps += 1
-    if at.residual_norm <= tolerance:
-        status = CONVERGED
-    else:
-        status = STALLED if part <= LAPLACE.smallest_step else EXHAUSTED
+    status = ended(at.residual_norm <= tolerance, part <= LAPLACE.smallest_step)
     return Solution(at.sites, status, steps, steps + 1, at.log_joint, at.residual_norm)
 
 

@@ -35,14 +35,12 @@ from ..linalg import Marginals
 from ..priors import Array, Prior
 from ..sites import SiteValues
 from .common import (
-    CONVERGED,
-    EXHAUSTED,
     INVALID_START,
-    STALLED,
     Collapse,
     Method,
     SitePair,
     Solution,
+    ended,
     from_warm_start,
     is_valid,
     no_collapse,
@@ -75,9 +73,9 @@ def questions_of(alpha: float) -> Questions:
 
     gradients = functools.partial(tilted_gradients, alpha)
     return Questions(
-        Question(("tilted sites", alpha), sites, Tilted, 4, (1, 2, 2)),
-        Question(("tilted gradients", alpha), gradients, TiltedGradients, 4, (0, 2, 2)),
-        Question(("tilted quadrature error", alpha), error, QuadratureError, 4, (0,)),
+        Question(("tilted_sites", alpha), sites, Tilted, 4, (1, 2, 2)),
+        Question(("tilted_gradients", alpha), gradients, TiltedGradients, 4, (0, 2, 2)),
+        Question(("tilted_quadrature_error", alpha), error, QuadratureError, 4, (0,)),
     )
 
 
@@ -226,10 +224,7 @@ def _attempt(
             lr = lr if accelerated else 0.5 * lr
         if at.residual_norm < best.residual_norm:
             best = at
-    if best.residual_norm <= tolerance:
-        status = CONVERGED
-    else:
-        status = STALLED if lr <= PROPAGATION.smallest_step else EXHAUSTED
+    status = ended(best.residual_norm <= tolerance, lr <= PROPAGATION.smallest_step)
     return Solution(best.sites, status, steps, evaluations, best.value, best.residual_norm)
 
 

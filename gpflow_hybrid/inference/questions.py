@@ -20,8 +20,9 @@ from gpflow.likelihoods import Likelihood
 from ..likelihoods.curvature import Curvature, curvature
 from ..likelihoods.expectations import ExpectationGradients, expectation_gradients
 from ..likelihoods.on_arrays import OnArrays
-from ..likelihoods.ratios import RatioGradients, ratio_gradients
+from ..likelihoods.ratio_gradients import RatioGradients, ratio_gradients
 from ..priors import Array
+from ..stand_ins import read_once
 
 Result = TypeVar("Result")
 Iteration = Generator["Request", Any, Result]
@@ -49,6 +50,10 @@ class Question:
     def __call__(self, *arrays: Array) -> Request:
         """Ask it."""
         return Request(self, arrays)
+
+    def answer_reading_once(self, likelihood: Likelihood, *arguments: tf.Tensor) -> Any:
+        """``answer`` of a likelihood that reads its parameters once."""
+        return self.answer(read_once(likelihood), *arguments)
 
     def shapes(self, num_data: int, num_latent: int) -> list[tuple[int, ...]]:
         """Of the answer's arrays."""
@@ -100,7 +105,7 @@ CURVATURE = Question("curvature", _curvature, Curvature, 3, (3, 3, 3, 3), lambda
 """The second derivatives of ``E_q[log p]``, from m, v and ``g₂ = −2 ∂E/∂v``."""
 
 ROUGH_CURVATURE = Question(
-    "rough curvature",
+    "rough_curvature",
     functools.partial(_curvature, rough=True),
     Curvature,
     3,

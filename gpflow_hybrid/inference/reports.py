@@ -181,6 +181,6 @@ def _on_arrays(form: OnArrays) -> Callable[..., QuadratureError]:
 
 
 OWN_QUADRATURE_ERROR = Question(
-    "own quadrature error", _own_error, QuadratureError, 4, (0,), _on_arrays
+    "own_quadrature_error", _own_error, QuadratureError, 4, (0,), _on_arrays
 )
 """How far a likelihood's own ``E_q[log p]`` is from exact, in units of the posterior."""

@@ -23,6 +23,7 @@ from ..compilation import compiled
 from ..likelihoods.on_arrays import on_arrays
 from ..linalg.host import call_on_host
 from ..priors import Array
+from ..stand_ins import read_once
 from .questions import Iteration, Question, Request, understood
 
 Result = TypeVar("Result")
@@ -79,7 +80,7 @@ def answer_eagerly(likelihood: Likelihood, X: tf.Tensor, Y: tf.Tensor) -> Callab
         asked = understood(question, likelihood)
         tensors = [tf.convert_to_tensor(x) for x in arrays]
         key = (asked.name, arrays[0].shape[1])
-        graph = compiled(likelihood, key, asked.answer, X, Y, *tensors)
+        graph = compiled(likelihood, key, asked.answer_reading_once, X, Y, *tensors)
 
         def run(*arrays: Array) -> Any:
             found = graph(X, Y, *(tf.convert_to_tensor(x) for x in arrays))
@@ -209,9 +210,11 @@ def _take_turns(
     def on_host(function: Callable[..., Any], inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         return call_on_host(function, inputs, state_shapes, kinds, stateful=True)
 
+    constant = read_once(likelihood)
+
     def answer(question: Question, arrays: tf.Tensor) -> tf.Tensor:
         parts = [tf.ensure_shape(arrays[i], sites.shape) for i in range(question.num_arrays)]
-        found = question.answer(likelihood, *data, *parts)
+        found = question.answer(constant, *data, *parts)
         return tf.concat([tf.reshape(x, [-1]) for x in found], 0)
 
     def body(number: tf.Tensor, index: tf.Tensor, arrays: tf.Tensor) -> list[tf.Tensor]:

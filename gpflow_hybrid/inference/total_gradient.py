@@ -28,7 +28,7 @@ import tensorflow as tf
 from gpflow.likelihoods import Likelihood
 
 from ..likelihoods.expectations import ExpectationGradients, expectation_gradients
-from ..likelihoods.ratios import RatioGradients, tilted_log_prob
+from ..likelihoods.ratio_gradients import RatioGradients, tilted_log_prob
 from ..linalg import Marginals
 from ..priors import Array, Prior
 from ..sites import SiteValues

@@ -22,12 +22,10 @@ from ..linalg import Marginals
 from ..priors import Array, Posterior, Prior
 from ..sites import SiteValues
 from .common import (
-    CONVERGED,
-    EXHAUSTED,
     INVALID_START,
-    STALLED,
     SitePair,
     Solution,
+    ended,
     is_valid,
     moved,
     relative_norm,
@@ -151,12 +149,8 @@ def damped(
         ):
             best = new
         at, count = new, count + 1
-    if not np.isfinite(first.elbo):
-        status = INVALID_START
-    elif best.residual_norm <= tolerance:
-        status = CONVERGED
-    else:
-        status = EXHAUSTED if np.isfinite(at.elbo) else STALLED
+    status = ended(best.residual_norm <= tolerance, not np.isfinite(at.elbo))
+    status = status if np.isfinite(first.elbo) else INVALID_START
     return Solution(best.sites, status, count, count + 1, best.elbo, best.residual_norm)
 
 
@@ -200,12 +194,8 @@ def newton(
         else:
             mu, failures = _more_damping(mu), failures + 1
         del new  # one matrix less while the next is factorised
-    if not has_started:
-        status = INVALID_START
-    elif residual <= tolerance:
-        status = CONVERGED
-    else:
-        status = STALLED if mu >= NEWTON.max_damping else EXHAUSTED
+    status = ended(residual <= tolerance, mu >= NEWTON.max_damping)
+    status = status if has_started else INVALID_START
     return Solution(at.sites, status, steps, evaluations, at.elbo, residual), at
 
 

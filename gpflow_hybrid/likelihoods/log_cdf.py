@@ -95,7 +95,7 @@ def _excesses_of_array(orders: tuple[int, ...], x: AnyNDArray, degree: int) -> l
     """By Horner's rule, in place."""
     r = 1 / (x + FOLD)
     t = 1 - 2 * FOLD * r
-    found = []
+    derivatives = []
     for k in orders:
         first, *others = _excess_coefficients(k, degree)
         value = np.full_like(t, first)
@@ -104,8 +104,8 @@ def _excesses_of_array(orders: tuple[int, ...], x: AnyNDArray, degree: int) -> l
             value += coefficient
         for _ in range(k + 1):
             value *= r
-        found.append(value)
-    return found
+        derivatives.append(value)
+    return derivatives
 
 
 def _excesses_of_tensor(orders: tuple[int, ...], x: tf.Tensor, degree: int) -> list[tf.Tensor]:
@@ -123,18 +123,17 @@ def _excesses_of_tensor(orders: tuple[int, ...], x: tf.Tensor, degree: int) -> l
     total = short[-1]
     for part in short[-2::-1]:
         total = total * step + part
-    found = []
+    derivatives = []
     for k, value in zip(orders, tf.unstack(total), strict=True):
         for _ in range(k + 1):
             value = value * r
-        found.append(tf.reshape(value, tf.shape(x)))
-    return found
+        derivatives.append(tf.reshape(value, tf.shape(x)))
+    return derivatives
 
 
 def _excess(order: int, x: Any) -> Any:
     """``δ⁽ᵏ⁾(x)`` for x ≥ 0 and k = 0, …, 3."""
-    (found,) = excesses((order,), x)
-    return found
+    return excesses((order,), x)[0]
 
 
 def negative_low(x: Any) -> tuple[Any, Any, Any]:

@@ -10,7 +10,7 @@ from gpflow.likelihoods import Likelihood, Softmax
 
 from .curvature import Curvature, curvature
 from .expectations import ExpectationGradients
-from .ratios import RatioGradients, closed_ratio_gradients
+from .ratio_gradients import RatioGradients, closed_ratio_gradients
 from .softmax import SoftmaxOnArrays
 
 SMALLEST_POWER = 0.01

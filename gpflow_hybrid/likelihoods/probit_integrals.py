@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from gpflow.base import AnyNDArray, TensorType
+from gpflow.base import AnyNDArray
 
 from .. import tuning
 from ..compilation import subgraph
@@ -62,10 +62,9 @@ def _legendre_rule(num_nodes: int) -> tuple[AnyNDArray, AnyNDArray]:
     return (1 + x[:, None]) / 2, w[:, None] / 2
 
 
-def _legendre(rule: Rule, like: Any) -> tuple[Any, Any]:
+def _legendre(rule: Rule, like: Any) -> tuple[Any, ...]:
     """Gauss–Legendre nodes and weights on [0, 1], ``[n, 1]`` each."""
-    x, w = (functions_of(like).asarray(a, like.dtype) for a in _legendre_rule(rule.num_nodes))
-    return x, w
+    return tuple(functions_of(like).asarray(a, like.dtype) for a in _legendre_rule(rule.num_nodes))
 
 
 def _extent(edge: Any, reach: float) -> Any:
@@ -125,42 +124,35 @@ def _gaussian(z: Any) -> Any:
     return functions_of(z).exp(-0.5 * z * z) / SQRT_2PI
 
 
-class _Nodes(NamedTuple):
-    """Nodes z on either side of ``f = 0``, ``|f|`` there, and weights under N(z; 0, 1), ``[n, B]``."""
+class _Side(NamedTuple):
+    """Nodes z on one side of ``f = 0``, ``|f|`` there, and weights under N(z; 0, 1), ``[n, B]``."""
 
-    z_neg: Any
-    x_neg: Any
-    w_neg: Any
-    z_pos: Any
-    x_pos: Any
-    w_pos: Any
+    z: Any
+    x: Any
+    w: Any
 
-    def integrate(self, negative: Any, positive: Any) -> Any:
-        """The integral of a function of f from its values on either side, ``[B]``."""
-        xp = functions_of(self.w_neg)
-        return xp.sum(self.w_neg * negative, 0) + xp.sum(self.w_pos * positive, 0)
+    def integrate(self, values: Any) -> Any:
+        """The integral over this side of a function of f, ``[B]``."""
+        return functions_of(self.w).sum(self.w * values, 0)
 
 
-def _nodes(m: Any, v: Any, rule: Rule) -> _Nodes:
+def _sides(m: Any, v: Any, rule: Rule) -> tuple[_Side, _Side]:
+    """The negative and the positive side of f."""
     xp = functions_of(m)
     s = xp.sqrt(v)
-    z_neg, w_neg = _side(m, v, 0.0, rule)
-    z_pos, w_pos = _damped_side(m, v, rule)
-    return _Nodes(
-        z_neg,
-        xp.maximum(-(m + s * z_neg), 0),
-        w_neg * _gaussian(z_neg),
-        z_pos,
-        xp.maximum(m + s * z_pos, 0),
-        w_pos * _gaussian(z_pos),
+    z_neg, dz_neg = _side(m, v, 0.0, rule)
+    z_pos, dz_pos = _damped_side(m, v, rule)
+    return (
+        _Side(z_neg, xp.maximum(-(m + s * z_neg), 0), dz_neg * _gaussian(z_neg)),
+        _Side(z_pos, xp.maximum(m + s * z_pos, 0), dz_pos * _gaussian(z_pos)),
     )
 
 
 def _low_quadrature(m: Any, v: Any, rule: Rule) -> tuple[Any, ...]:
     """``E[g₀]``, ``E[g₁]`` and ``E[g₂]`` under ``f ~ N(m, v)``, for m and v of shape ``[B]``."""
-    at = _nodes(m, v + VARIANCE_FLOOR, rule)
-    sides = zip(negative_low(at.x_neg), positive_low(at.x_pos), strict=True)
-    return tuple(at.integrate(*pair) for pair in sides)
+    neg, pos = _sides(m, v + VARIANCE_FLOOR, rule)
+    values = zip(negative_low(neg.x), positive_low(pos.x), strict=True)
+    return tuple(neg.integrate(below) + pos.integrate(above) for below, above in values)
 
 
 def _high_quadrature(m: Any, v: Any, rule: Rule) -> tuple[Any, Any]:
@@ -173,16 +165,15 @@ def _high_quadrature(m: Any, v: Any, rule: Rule) -> tuple[Any, Any]:
     xp = functions_of(m)
     spread = v + VARIANCE_FLOOR
     s = xp.sqrt(spread)
-    at = _nodes(m, spread, rule)
-    g2, g3, g4 = positive_high(at.x_pos)
-    d1, d2, d3 = excesses((1, 2, 3), at.x_neg, rule.degree)
-    direct = at.integrate(-d3, g4)
+    neg, pos = _sides(m, spread, rule)
+    g2, g3, g4 = positive_high(pos.x)
+    d1, d2, d3 = excesses((1, 2, 3), neg.x, rule.degree)
+    direct = neg.integrate(-d3) + pos.integrate(g4)
     z0 = -m / s
-    stein = z0 * _gaussian(z0) + at.integrate(
-        -d1 * (at.z_neg * at.z_neg - 1), g2 * (at.z_pos * at.z_pos - 1)
-    )
+    both = neg.integrate(-d1 * (neg.z * neg.z - 1)) + pos.integrate(g2 * (pos.z * pos.z - 1))
+    stein = z0 * _gaussian(z0) + both
     fourth = xp.where((s > 3) & (z0 < 5), stein / spread, direct)
-    return at.integrate(d2, g3), fourth
+    return neg.integrate(d2) + pos.integrate(g3), fourth
 
 
 @functools.cache
@@ -192,14 +183,14 @@ def _compiled(quadrature: Callable[..., Any], rule: Rule, dtype: tf.DType) -> An
     return subgraph(lambda m, v: quadrature(m, v, rule), input_signature=[spec, spec])
 
 
-def _of_array(
-    quadrature: Callable[..., Any], m: AnyNDArray, v: AnyNDArray, rule: Rule
-) -> list[AnyNDArray]:
-    """A quadrature of three panels a marginal on the host, some marginals at a time."""
+def _integrals(quadrature: Callable[..., Any], m: Any, v: Any, rule: Rule) -> Any:
+    """A quadrature of three panels a marginal; of arrays on the host, some marginals at a time."""
+    if not is_array(m):
+        return _compiled(quadrature, rule, m.dtype)(m, v)
     count = max(1, -(-3 * rule.num_nodes * len(m) // tuning.QUADRATURE_ELEMENTS))
     chunks = zip(np.array_split(m, count), np.array_split(v, count), strict=True)
     parts = [quadrature(*chunk, rule) for chunk in chunks]
-    return [np.concatenate(found) for found in zip(*parts, strict=True)]
+    return tuple(np.concatenate(integral) for integral in zip(*parts, strict=True))
 
 
 def high_moments(m: Any, v: Any, rough: bool = False) -> tuple[Any, Any]:
@@ -208,27 +199,23 @@ def high_moments(m: Any, v: Any, rough: bool = False) -> tuple[Any, Any]:
     :param m: ``[B]``, a tensor or an array, as v.
     :param rough: to three digits.
     """
-    rule = ROUGH if rough else FINE
-    if is_array(m):
-        E3, E4 = _of_array(_high_quadrature, m, v, rule)
-    else:
-        E3, E4 = _compiled(_high_quadrature, rule, m.dtype)(m, v)
-    return E3, E4
+    return _integrals(_high_quadrature, m, v, ROUGH if rough else FINE)
 
 
 def low_moments(m: Any, v: Any) -> tuple[Any, Any, Any]:
     """``E[g₀]``, ``E[g₁]``, ``E[g₂]``; of tensors once differentiable, ``∂E[gₖ] = E[gₖ₊₁], ½ E[gₖ₊₂]``."""
-    of_array = is_array(m)
-    E0, E1, E2 = _of_array(_low_quadrature, m, v, COARSE) if of_array else _low_moments(m, v)
-    return E0, E1, E2
+    return _low_values(m, v) if is_array(m) else _low_moments(m, v)
+
+
+def _low_values(m: Any, v: Any) -> tuple[Any, Any, Any]:
+    # The inputs carry no gradient: a tape would differentiate the quadrature for nothing.
+    constant = functions_of(m).stop_gradient
+    return _integrals(_low_quadrature, constant(m), constant(v), COARSE)
 
 
 @tf.custom_gradient
 def _low_moments(m: tf.Tensor, v: tf.Tensor) -> Any:
-    # The inputs carry no gradient: a tape would differentiate the quadrature for nothing.
-    E0, E1, E2 = _compiled(_low_quadrature, COARSE, m.dtype)(
-        tf.stop_gradient(m), tf.stop_gradient(v)
-    )
+    E0, E1, E2 = _low_values(m, v)
 
     def grad(u0: tf.Tensor, u1: tf.Tensor, u2: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         E3, E4 = high_moments(m, v)
@@ -245,21 +232,16 @@ def expected_log_cdf(m: tf.Tensor, v: tf.Tensor) -> Any:
         _, E1, E2 = low_moments(m, v)
         return upstream * E1, 0.5 * upstream * E2
 
-    value, *_ = _compiled(_low_quadrature, COARSE, m.dtype)(
-        tf.stop_gradient(m), tf.stop_gradient(v)
-    )
-    return value, grad
+    return _low_values(m, v)[0], grad
 
 
-def _power_nodes(
-    m: tf.Tensor, v: tf.Tensor, damping_negative: TensorType, damping_positive: TensorType
-) -> tuple[tf.Tensor, tf.Tensor]:
+def _power_nodes(m: tf.Tensor, v: tf.Tensor, damping_neg: Any, damping_pos: Any) -> tuple[Any, Any]:
     """Nodes z and log weights of N(z; 0, 1) that resolve the bend of ``Φᵅ``, ``[4n, B]`` each.
 
     The first half lies on the negative side of f, the second on the positive one.
     """
-    z_neg, w_neg = _side(m, v, damping_negative, FINE)
-    z_pos, w_pos = _side(-m, v, damping_positive, FINE)
+    z_neg, w_neg = _side(m, v, damping_neg, FINE)
+    z_pos, w_pos = _side(-m, v, damping_pos, FINE)
     z = tf.concat([z_neg, -z_pos], 0)
     return z, tf.math.log(tf.concat([w_neg, w_pos], 0)) - 0.5 * z * z - math.log(SQRT_2PI)
 
@@ -267,13 +249,9 @@ def _power_nodes(
 def _log_cdf_at_power_nodes(order: int, f: tf.Tensor) -> tf.Tensor:
     """``gₖ(f)`` for f in the order of `_power_nodes`, each formula on its own half."""
     negative, positive = tf.split(f, 2)
-    return tf.concat(
-        [
-            log_cdf_negative(order, tf.maximum(-negative, 0)),
-            log_cdf_positive(order, tf.maximum(positive, 0)),
-        ],
-        0,
-    )
+    below = log_cdf_negative(order, tf.maximum(-negative, 0))
+    above = log_cdf_positive(order, tf.maximum(positive, 0))
+    return tf.concat([below, above], 0)
 
 
 def _power_value(m: tf.Tensor, v: tf.Tensor, alpha: tf.Tensor) -> tf.Tensor:
@@ -313,11 +291,8 @@ def log_expected_cdf_power(m: tf.Tensor, v: tf.Tensor, alpha: tf.Tensor) -> Any:
         g0, g1, g2 = (_log_cdf_at_power_nodes(order, f) for order in range(3))
         tilted = tf.exp(log_w + alpha * (g0 - log_expected_cdf_power(m, v, alpha)))
         d_mean = tf.reduce_sum(tilted * g1, 0)
-        d_variance = tf.where(
-            s > 3,
-            tf.reduce_sum(tilted * g1 * z, 0) / s,
-            tf.reduce_sum(tilted * (g2 + alpha * g1 * g1), 0),
-        )
-        return upstream * d_mean, 0.5 * upstream * d_variance, None
+        stein = tf.reduce_sum(tilted * g1 * z, 0) / s
+        direct = tf.reduce_sum(tilted * (g2 + alpha * g1 * g1), 0)
+        return upstream * d_mean, 0.5 * upstream * tf.where(s > 3, stein, direct), None
 
     return _power_value(m, v + VARIANCE_FLOOR, alpha), grad

@@ -4,6 +4,14 @@ from .base import SiteModel
 from .collapsed import CollapsedModel
 from .cvi import CVIModel
 from .ep import EPModel
+from .inferred import InferredModel
 from .laplace import LaplaceModel
 
-__all__ = ["CVIModel", "CollapsedModel", "EPModel", "LaplaceModel", "SiteModel"]
+__all__ = [
+    "CVIModel",
+    "CollapsedModel",
+    "EPModel",
+    "InferredModel",
+    "LaplaceModel",
+    "SiteModel",
+]

@@ -18,6 +18,7 @@ from ..inference.total_gradient import fixed_sites
 from ..linalg import Marginals
 from ..priors import PriorMoments
 from ..sites import SiteValues
+from ..stand_ins import is_taken_apart, parameters_of, with_values
 from .inferred import InferredModel
 
 PENALTY_PER_DATUM = 1e3
@@ -128,10 +129,13 @@ class CollapsedModel(InferredModel):
 
         def differentiate(likelihood: Likelihood, *tensors: tf.Tensor) -> list[tf.Tensor]:
             X, Y, m, v, lambda_1, lambda_2, wa, wb = tensors
+            q, sites = Marginals(m, v, tf.zeros([], m.dtype)), SiteValues(lambda_1, lambda_2)
             mine = [v for v in likelihood.variables if v.dtype.is_floating]
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(mine)
-                q, sites = Marginals(m, v, tf.zeros([], m.dtype)), SiteValues(lambda_1, lambda_2)
+                values = [tf.convert_to_tensor(p) for p in parameters_of(likelihood)]
+                if is_taken_apart(likelihood):
+                    likelihood = with_values(likelihood, values)
                 value = method.likelihood_value(likelihood, X, Y, q, sites, SitePair(wa, wb))
             zero = tf.UnconnectedGradients.ZERO
             found = tape.gradient(value, mine, unconnected_gradients=zero)

@@ -7,7 +7,6 @@ distances, GPflow's matrix.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -19,6 +18,7 @@ from .. import tuning
 from ..covariances import latent_kernels
 from ..linalg.distances import differentiable, squared_distances
 from ..linalg.elementwise import of_distances
+from ..stand_ins import parameters_of, with_values
 
 
 class KernelMatrix:
@@ -39,13 +39,11 @@ class KernelMatrix:
 
     def _matrix(self, kernel: Kernel) -> tf.Tensor:
         if self._is_constant and len(self.X) > tuning.FEW_DATA and _is_function_of_distance(kernel):
-            parameters = _parameters_of(kernel)
 
             def function(D: tf.Tensor, *values: tf.Tensor) -> tf.Tensor:
-                named = {id(p): value for p, value in zip(parameters, values, strict=True)}
-                return _from_distances(kernel, D, named)
+                return _from_distances(with_values(kernel, values), D)
 
-            values = [tf.convert_to_tensor(p) for p in parameters]
+            values = [tf.convert_to_tensor(p) for p in parameters_of(kernel)]
             return of_distances(function, self._constant_distances, self.X, values)
         return self._whole_matrix(kernel)
 
@@ -70,12 +68,12 @@ class KernelMatrix:
             return tf.linalg.set_diag(kernel(X), kernel(X, full_cov=False))
         if _takes_all_columns(kernel) and not kernel.ard:
             D = differentiable(X, self._constant_distances())
-            return _from_distances(kernel, D, {})
+            return _from_distances(kernel, D)
         X, _ = kernel.slice(X, None)
         if kernel.ard:
             scaled = kernel.scale(X)
             return kernel.K_r2(differentiable(scaled, squared_distances(scaled)))
-        return _from_distances(kernel, differentiable(X, squared_distances(X)), {})
+        return _from_distances(kernel, differentiable(X, squared_distances(X)))
 
 
 def _is_function_of_distance(kernel: Kernel) -> bool:
@@ -101,21 +99,11 @@ def _is_gpflows(kernel: IsotropicStationary) -> bool:
     )
 
 
-def _parameters_of(kernel: Kernel) -> Sequence[Parameter]:
-    """Each once, also where parts of the kernel share it."""
-    return list({id(p): p for p in kernel.parameters}.values())
-
-
-def _from_distances(kernel: Kernel, D: tf.Tensor, values: dict[int, tf.Tensor]) -> tf.Tensor:
-    """The kernel as a function of squared distances, element by element.
-
-    :param values: that stand in for parameters, by their identity.
-    """
+def _from_distances(kernel: Kernel, D: tf.Tensor) -> tf.Tensor:
+    """The kernel as a function of squared distances, element by element."""
     if isinstance(kernel, (Sum, Product)):
-        return kernel._reduce([_from_distances(k, D, values) for k in kernel.kernels])
-    stand_in = object.__new__(type(kernel))
-    stand_in.__dict__ |= {name: values.get(id(x), x) for name, x in vars(kernel).items()}
-    return stand_in.K_r2(D / tf.square(stand_in.lengthscales))
+        return kernel._reduce([_from_distances(k, D) for k in kernel.kernels])
+    return kernel.K_r2(D / tf.square(kernel.lengthscales))
 
 
 def _takes_all_columns(kernel: Kernel) -> bool:

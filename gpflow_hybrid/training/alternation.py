@@ -15,12 +15,12 @@ from .. import objectives
 from ..errors import InvalidDataError, NonFiniteError
 from ..inference.servers import run
 from ..inference.variational import Evaluation, natural_gradient_steps
-from ..linalg import Marginals, marginals
+from ..linalg import marginals
 from ..models import CollapsedModel, CVIModel
 from ..objectives import Objective, power_of
 from ..sites import SiteValues
 from . import interrupts
-from .state import Arrays, identity_of, optimizer_variables
+from .state import Arrays, optimizer_variables
 from .steps import (
     EStep,
     GradientSteps,
@@ -64,39 +64,33 @@ class Alternation:
         self.alpha = power_of(objective)
         self.model = model
         self.objective = objective
-        self.e_step_settings = InferToConvergence() if e_step is None else e_step
-        self.m_step_settings = LBFGSSteps() if m_step is None else m_step
-        if not isinstance(self.e_step_settings, (NaturalGradientSteps, InferToConvergence)):
+        self.e_step_settings = e_step = InferToConvergence() if e_step is None else e_step
+        self.m_step_settings = m_step = LBFGSSteps() if m_step is None else m_step
+        if not isinstance(e_step, EStep):
             raise InvalidDataError(
                 "e_step must be NaturalGradientSteps(...) or InferToConvergence(...); found "
                 f"{e_step!r}."
             )
-        if not isinstance(self.m_step_settings, (GradientSteps, LBFGSSteps)):
+        if not isinstance(m_step, MStep):
             raise InvalidDataError(
                 f"m_step must be GradientSteps(...) or LBFGSSteps(...); found {m_step!r}."
             )
-        if isinstance(self.e_step_settings, NaturalGradientSteps) and not isinstance(
-            model, CVIModel
-        ):
+        if isinstance(e_step, NaturalGradientSteps) and not isinstance(model, CVIModel):
             raise InvalidDataError(
                 f"e_step must be InferToConvergence() for {type(model).__name__}: natural-gradient "
                 "steps are those of CVIModel."
             )
         # λ is excluded by identity, whatever its flag says: trainable_variables never has it.
         self.variables: tuple[tf.Variable, ...] = tuple(model.trainable_variables)
-        self.optimizer = (
-            self.m_step_settings.build(self.variables)
-            if isinstance(self.m_step_settings, GradientSteps)
-            else None
-        )
+        self.optimizer = m_step.build(self.variables) if isinstance(m_step, GradientSteps) else None
         trained = {id(v) for v in self.variables}
-        self._named_parameters = {
+        self.trained_parameters = {
             path: parameter
             for path, parameter in parameter_dict(model).items()
             if id(getattr(parameter, "unconstrained_variable", parameter)) in trained
         }
         self._compiled_hyperparameters = tf.function(
-            lambda: [tf.convert_to_tensor(p) for p in self._named_parameters.values()],
+            lambda: [tf.convert_to_tensor(p) for p in self.trained_parameters.values()],
             autograph=False,
         )
         self._compiled_m_steps = tf.function(self._gradient_steps, autograph=False)
@@ -143,12 +137,12 @@ class Alternation:
             )
         self.model.sites.release()
         if self.optimizer is not None:
-            moved = MStepOutcome(*(float(x) for x in self._compiled_m_steps()))
+            outcome = MStepOutcome(*(float(x) for x in self._compiled_m_steps()))
         else:
-            moved = self._lbfgs()
-        if not np.isfinite(moved).all():
+            outcome = self._lbfgs()
+        if not np.isfinite(outcome).all():
             raise NonFiniteError("The objective or its gradient is not finite in the M-step.")
-        return moved
+        return outcome
 
     def _lbfgs(self) -> MStepOutcome:
         """L-BFGS-B; where there is no objective, a wall from which its line search backs away."""
@@ -157,8 +151,8 @@ class Alternation:
 
         def evaluate(x: npt.NDArray[Any]) -> tuple[float, npt.NDArray[Any]]:
             interrupts.check()
-            found = self._compiled_gradient(tf.constant(x, tf.float64))
-            loss, gradient = (t.numpy().astype(np.float64) for t in found)
+            tensors = self._compiled_gradient(tf.constant(x, tf.float64))
+            loss, gradient = (t.numpy().astype(np.float64) for t in tensors)
             if not np.isfinite(loss) or not np.isfinite(gradient).all():
                 if not values:
                     raise NonFiniteError(
@@ -185,12 +179,7 @@ class Alternation:
 
     def _loss_and_gradient(self, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         self._assign(x)
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(self.variables)
-            loss = self._loss()
-        gradients = tape.gradient(
-            loss, self.variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
-        )
+        loss, gradients = self._differentiated_loss()
         return loss, gpflow.optimizers.Scipy.pack_tensors(gradients)
 
     def _natural_gradient_steps(self, settings: NaturalGradientSteps) -> Evaluation:
@@ -202,94 +191,82 @@ class Alternation:
         prior.close()
         return at
 
-    def _marginals(self, sites: SiteValues) -> Marginals:
-        """q, in a graph of this process."""
-        return marginals(*self.model.prior(exportable=False), *sites, exportable=False)
-
     def _loss(self) -> tf.Tensor:
         """``−L_α(λ, θ) − log p(θ)`` at fixed λ."""
         value = self.model.objective_at_fixed_sites(self.alpha)
         return -(value + self.model.log_prior_density())
 
+    def _differentiated_loss(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(self.variables)
+            loss = self._loss()
+        zero = tf.UnconnectedGradients.ZERO
+        return loss, tape.gradient(loss, self.variables, unconnected_gradients=zero)
+
     def _gradient_steps(self) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Objective before and after, and the last gradient's norm; stops at a non-finite value."""
-        settings = self.m_step_settings
-        dtype = self.model.sites.lambda_1.dtype
-        nan = tf.constant(np.nan, dtype)
+        num_steps = self.m_step_settings.num_steps
+        optimizer: Any = self.optimizer
+        nan = tf.constant(np.nan, self.model.sites.lambda_1.dtype)
 
         def body(i: tf.Tensor, first: tf.Tensor, norm: tf.Tensor) -> Any:
-            with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch(self.variables)
-                loss = self._loss()
-            gradients = tape.gradient(
-                loss, self.variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
-            )
-            new_norm = tf.linalg.global_norm(gradients)
-            finite = tf.math.is_finite(loss) & tf.math.is_finite(new_norm)
-            tf.cond(finite, lambda: self._apply(gradients), tf.no_op)
+            loss, gradients = self._differentiated_loss()
+            norm = tf.linalg.global_norm(gradients)
+            finite = tf.math.is_finite(loss) & tf.math.is_finite(norm)
+
+            def apply() -> tf.Operation:
+                optimizer.apply_gradients(zip(gradients, self.variables, strict=True))
+                return tf.no_op()
+
+            tf.cond(finite, apply, tf.no_op)
             return (
-                tf.where(finite, i + 1, settings.num_steps + 1),
+                tf.where(finite, i + 1, num_steps + 1),
                 tf.where(tf.equal(i, 0), -loss, first),
-                tf.where(finite, new_norm, nan),
+                tf.where(finite, norm, nan),
             )
 
         count, first, norm = tf.while_loop(
-            lambda i, *_: i < settings.num_steps, body, (tf.constant(0), nan, nan)
+            lambda i, *_: i < num_steps, body, (tf.constant(0), nan, nan)
         )
-        after = tf.cond(tf.equal(count, settings.num_steps), lambda: -self._loss(), lambda: nan)
+        after = tf.cond(tf.equal(count, num_steps), lambda: -self._loss(), lambda: nan)
         return first, after, norm
 
-    def _apply(self, gradients: Any) -> tf.Operation:
-        assert self.optimizer is not None
-        self.optimizer.apply_gradients(zip(gradients, self.variables, strict=True))
-        return tf.no_op()
-
-    def _diagnose(self) -> tuple[tf.Tensor, ...]:
-        """ELBO, EP-like value, trained objective, smallest cavity precision, leave-one-out density."""
-        model = self.model
-        sites = model.sites.values
-        q = self._marginals(sites)
+    def _diagnose(self) -> dict[str, tf.Tensor]:
+        """What an :class:`IterationRecord` says of the objectives and cavities, by its names."""
+        model, sites = self.model, self.model.sites.values
+        # In a graph of this process.
+        q = marginals(*model.prior(exportable=False), *sites, exportable=False)
         data = tuple(tf.convert_to_tensor(d) for d in model.data)
         values = {
             alpha: objectives.power_ep(q, sites, model.likelihood, data, alpha)
             for alpha in {0.0, 1.0, self.alpha}
         }
         loo = objectives.leave_one_out(q, sites, model.likelihood, data)
-        return (
-            values[0.0],
-            values[1.0],
-            values[self.alpha] + model.log_prior_density(),
-            tf.reduce_min(1.0 / q.variance - sites.lambda_2),
-            tf.reduce_mean(loo),
-        )
+        return {
+            "elbo": values[0.0],
+            "ep_like": values[1.0],
+            "objective": values[self.alpha] + model.log_prior_density(),
+            "min_cavity_precision": tf.reduce_min(1.0 / q.variance - sites.lambda_2),
+            "leave_one_out": tf.reduce_mean(loo),
+        }
 
     # Everything that the steps change.
 
     def _hyperparameters(self) -> dict[str, npt.NDArray[Any]]:
         values = self._compiled_hyperparameters()
-        return dict(zip(self._named_parameters, (x.numpy() for x in values), strict=True))
+        return dict(zip(self.trained_parameters, (x.numpy() for x in values), strict=True))
+
+    def _changing_variables(self) -> dict[str, Any]:
+        """Hyperparameters and the optimiser's state; λ is the rest of what the steps change."""
+        named = {f"variable:{i}": v for i, v in enumerate(self.variables)}
+        state = optimizer_variables(self.optimizer)
+        return named | {f"optimizer:{i}": v for i, v in enumerate(state)}
 
     def _arrays(self) -> Arrays:
-        """Everything that training changes."""
-        named = {f"variable:{i}": v for i, v in enumerate(self.variables)}
-        named |= {f"optimizer:{i}": v for i, v in enumerate(optimizer_variables(self.optimizer))}
-        named |= self.model.sites.values._asdict()
+        named = self._changing_variables() | self.model.sites.values._asdict()
         return {name: np.array(value) for name, value in named.items()}
 
     def _restore(self, arrays: Arrays) -> None:
-        for i, variable in enumerate(self.variables):
-            variable.assign(arrays[f"variable:{i}"])
-        for i, variable in enumerate(optimizer_variables(self.optimizer)):
-            variable.assign(arrays[f"optimizer:{i}"])
+        for name, variable in self._changing_variables().items():
+            variable.assign(arrays[name])
         self.model.sites.assign(SiteValues(arrays["lambda_1"], arrays["lambda_2"]))
-
-    def _identity(self) -> dict[str, Any]:
-        """What a checkpoint must have been made with to be resumed here."""
-        return identity_of(
-            self.model,
-            self.variables,
-            self.optimizer,
-            self.alpha,
-            self.e_step_settings,
-            self.m_step_settings,
-        )

@@ -7,14 +7,13 @@ that a process killed at any moment leaves the previous one.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import io
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +25,7 @@ FILE_NAME = "vem.ckpt"
 _DIGEST = hashlib.sha256().digest_size
 
 
-@dataclasses.dataclass(frozen=True)
-class Checkpoint:
+class Checkpoint(NamedTuple):
     """Arrays by name, and a document of plain values."""
 
     arrays: Mapping[str, npt.NDArray[Any]]

@@ -14,11 +14,10 @@ import tensorflow as tf
 from gpflow.kernels import Kernel
 from gpflow.utilities import parameter_dict
 
-from ..models import SiteModel
-from .history import History
-from .steps import EStep, GradientSteps, MStep
+from .history import History, IterationRecord
 
 if TYPE_CHECKING:
+    from .alternation import Alternation
     from .monitoring import Monitoring
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -35,6 +34,16 @@ class Progress:
     """The state of the best iteration, where a stopping rule asks for it."""
     best_iteration: int = 0
 
+    def extended(self, record: IterationRecord, good: Arrays, best_by: str | None) -> Progress:
+        """After one more iteration, which is the best so far if ``best_by`` is larger than there."""
+        history = self.history.extended(record)
+        best, best_iteration = self.best, self.best_iteration
+        if best_by is not None:
+            column = history[best_by]
+            if best is None or not (np.isnan(column[-1]) or column[-1] <= column[best_iteration]):
+                best, best_iteration = good, record.iteration
+        return Progress(history, good, best, best_iteration)
+
 
 @dataclasses.dataclass
 class Run:
@@ -47,7 +56,7 @@ class Run:
 
     @property
     def history(self) -> History:
-        """The records so far."""
+        """The records so far; that of an iteration has its number as its position."""
         return self.progress.history
 
 
@@ -59,25 +68,18 @@ def optimizer_variables(optimizer: Any) -> Sequence[Any]:
     return tuple(variables() if callable(variables) else variables)
 
 
-def identity_of(
-    model: SiteModel,
-    variables: Sequence[tf.Variable],
-    optimizer: Any,
-    alpha: float,
-    e_step: EStep,
-    m_step: MStep,
-) -> dict[str, Any]:
+def identity_of(steps: Alternation) -> dict[str, Any]:
     """What must be equal for a checkpoint to be of the same run."""
-    m_settings = type(m_step).__name__ + f" {m_step.num_steps}"
-    if isinstance(m_step, GradientSteps):
-        m_settings += f" {type(optimizer).__name__} {_configuration(optimizer)}"
-    trained = {id(v) for v in variables}
+    model, optimizer = steps.model, steps.optimizer
+    m_step = f"{type(steps.m_step_settings).__name__} {steps.m_step_settings.num_steps}"
+    if optimizer is not None:
+        m_step += f" {type(optimizer).__name__} {_configuration(optimizer)}"
     fixed: dict[str, Any] = {}
     priors = {}
     for path, p in parameter_dict(model).items():
         if path.startswith((".sites", ".data")):
             continue
-        if id(getattr(p, "unconstrained_variable", p)) not in trained:
+        if path not in steps.trained_parameters:
             fixed[path] = tf.convert_to_tensor(p)
         elif (prior := getattr(p, "prior", None)) is not None:
             values = {k: str(v) for k, v in sorted(prior.parameters.items())}
@@ -89,21 +91,21 @@ def identity_of(
         "likelihood": type(model.likelihood).__name__,
         "mean_function": type(model.mean_function).__name__,
         "data": _digest(model.data),
-        "variables": [[v.dtype.name, *v.shape] for v in variables],
+        "variables": [[v.dtype.name, *v.shape] for v in steps.variables],
         "fixed parameters": f"{list(fixed)} {_digest(fixed.values())}",
         "priors": str(priors),
-        "objective": f"power {alpha:g}",
-        "e_step": repr(e_step),
-        "m_step": m_settings,
+        "objective": f"power {steps.alpha:g}",
+        "e_step": repr(steps.e_step_settings),
+        "m_step": m_step,
     }
 
 
 def _digest(tensors: Any) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for tensor in tensors:
         array = np.ascontiguousarray(np.asarray(tf.convert_to_tensor(tensor)))
-        found.update(f"{array.dtype} {array.shape}".encode() + array.tobytes())
-    return found.hexdigest()
+        digest.update(f"{array.dtype} {array.shape}".encode() + array.tobytes())
+    return digest.hexdigest()
 
 
 def _configuration(optimizer: Any) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -30,8 +29,8 @@ class Verdict(NamedTuple):
 
 def best_of(column: Any) -> int:
     """The position of the largest value; NaN is never it, the last position if all are."""
-    known = np.where(np.isnan(column), -np.inf, column)
-    return int(np.argmax(known)) if np.any(np.isfinite(known)) else len(known) - 1
+    comparable = np.where(np.isnan(column), -np.inf, column)
+    return int(np.argmax(comparable)) if np.any(np.isfinite(comparable)) else len(comparable) - 1
 
 
 class StoppingRule(abc.ABC):
@@ -65,22 +64,21 @@ class AnyOf(StoppingRule):
     rules: tuple[StoppingRule, ...]
 
     def check(self, history: History) -> Verdict | None:
-        """The first verdict of any rule."""
         return next((v for v in (rule.check(history) for rule in self.rules) if v), None)
 
     @property
     def measurements(self) -> Mapping[str, Callable[[SiteModel], float]]:
         """Those of all rules."""
-        found: dict[str, Callable[[SiteModel], float]] = {}
+        measures: dict[str, Callable[[SiteModel], float]] = {}
         for rule in self.rules:
             for name, measure in rule.measurements.items():
-                if name in found:
+                if name in measures:
                     raise InvalidDataError(
                         f"Two stopping rules measure {name!r}. Give one another name, for example "
                         'HeldOutDensity(data, name="second_set").'
                     )
-                found[name] = measure
-        return found
+                measures[name] = measure
+        return measures
 
     @property
     def best_by(self) -> str | None:
@@ -95,12 +93,10 @@ class AllOf(AnyOf):
     """Stops when all the rules agree."""
 
     def check(self, history: History) -> Verdict | None:
-        """The verdicts of all rules, or None."""
-        verdicts = [rule.check(history) for rule in self.rules]
-        found = [v for v in verdicts if v is not None]
-        if len(found) < len(verdicts):
+        verdicts = [v for v in (rule.check(history) for rule in self.rules) if v]
+        if len(verdicts) < len(self.rules):
             return None
-        return Verdict(found[0].status, " ".join(v.message for v in found))
+        return Verdict(verdicts[0].status, " ".join(v.message for v in verdicts))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +115,6 @@ class ObjectiveTolerance(StoppingRule):
         check_count(self.window, "window")
 
     def check(self, history: History) -> Verdict | None:
-        """Stops at a plateau of the objective."""
         recent = history["objective"][-self.window - 1 :]
         if len(recent) <= self.window:
             return None
@@ -145,7 +140,6 @@ class HyperparameterTolerance(StoppingRule):
         check_count(self.window, "window")
 
     def check(self, history: History) -> Verdict | None:
-        """Stops where the hyperparameters stand still."""
         if len(history) <= self.window:
             return None
         for path in history[-1].hyperparameters:
@@ -169,13 +163,9 @@ class Patience(StoppingRule):
     def __post_init__(self) -> None:
         check_count(self.num_iterations, "num_iterations")
 
-    @property
-    def best_by(self) -> str:
-        """The objective."""
-        return "objective"
+    best_by = "objective"
 
     def check(self, history: History) -> Verdict | None:
-        """Stops when the best is too long ago."""
         best = best_of(history["objective"])
         if len(history) - 1 - best < self.num_iterations:
             return None
@@ -194,7 +184,6 @@ class TimeBudget(StoppingRule):
         check_positive(self.seconds, "seconds")
 
     def check(self, history: History) -> Verdict | None:
-        """Stops after the iteration that exceeds the budget."""
         if np.sum(history["seconds"]) < self.seconds:
             return None
         return Verdict("stopped", f"The time budget of {self.seconds:g} s is used up.")
@@ -212,6 +201,7 @@ class HeldOutDensity(StoppingRule):
     data: RegressionData
     patience: int = 10
     name: str = "held_out_density"
+    _compiled: dict[str, Any] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_count(self.patience, "patience")
@@ -234,17 +224,12 @@ class HeldOutDensity(StoppingRule):
             self._compiled.update(model=model, density=tf.function(density, autograph=False))
         return float(self._compiled["density"]())
 
-    @functools.cached_property
-    def _compiled(self) -> dict[str, Any]:
-        return {}
-
     @property
     def best_by(self) -> str:
         """The density."""
         return self.name
 
     def check(self, history: History) -> Verdict | None:
-        """Stops when the best is too long ago."""
         densities = history[self.name]
         best = best_of(densities)
         if len(history) - 1 - best < self.patience:
@@ -271,13 +256,9 @@ class Drift(StoppingRule):
     def __post_init__(self) -> None:
         check_count(self.window, "window")
 
-    @property
-    def best_by(self) -> str:
-        """The objective."""
-        return "objective"
+    best_by = "objective"
 
     def check(self, history: History) -> Verdict | None:
-        """Stops when every recent iteration rose in the M-step and fell in all."""
         if len(history) <= self.window:
             return None
         objective = history["objective"][-self.window - 1 :]

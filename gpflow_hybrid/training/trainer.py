@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Container
 from pathlib import Path
 
 import gpflow
 import numpy as np
 import tensorflow as tf
+from tqdm import tqdm
 
 from ..errors import InvalidDataError, InvalidPosteriorError, NonFiniteError
 from ..models import CollapsedModel, CVIModel
 from ..objectives import Objective
 from ..validation import check_count
 from . import interrupts
-from . import progress as progress_bars
 from .alternation import Alternation, EStepOutcome, MStepOutcome
 from .history import History, IterationRecord, TrainingResult
 from .monitoring import Monitoring
-from .resuming import CheckpointStore
+from .resuming import CheckpointStore, SavedRun
 from .state import Progress, Run
-from .steps import (
-    EStep,
-    GradientSteps,
-    InferToConvergence,
-    MStep,
-    NaturalGradientSteps,
-)
+from .steps import EStep, GradientSteps, InferToConvergence, MStep, NaturalGradientSteps
 from .stopping import Patience, StoppingRule, Verdict, as_rule, default_rules
 
 
@@ -84,8 +77,6 @@ class VEMTrainer(Alternation):
             stopping=Patience(1),
         )
 
-    # The whole run.
-
     def fit(
         self,
         max_iterations: int = 200,
@@ -126,211 +117,162 @@ class VEMTrainer(Alternation):
                 "The model's trainable parameters are not those that this trainer was built for: "
                 "build a new trainer."
             )
-        identity = {} if checkpoint_dir is None else self._identity()
-        store = CheckpointStore.open(checkpoint_dir, identity, resume)
+        store = CheckpointStore(checkpoint_dir, checkpoint_period, resume, self)
         with interrupts.deferred():
-            return self._run(
-                store, max_iterations, log_dir, image_period, monitor, checkpoint_period, progress
-            )
+            run = self._begin(store, Monitoring(self.model, log_dir, image_period, monitor))
+            with tqdm(
+                total=max_iterations,
+                initial=len(run.history) - 1,
+                disable=None if progress is None else not progress,
+                unit="it",
+            ) as bar:
+                verdict = self._alternate(run, store, max_iterations, bar)
+            return self._result(run, verdict)
 
-    def _run(
-        self,
-        store: CheckpointStore,
-        max_iterations: int,
-        log_dir: str | Path | None,
-        image_period: int,
-        monitor: gpflow.monitor.Monitor | None,
-        checkpoint_period: int,
-        progress: bool | None,
-    ) -> TrainingResult:
-        run = self._begin(store, log_dir, image_period, monitor)
-        monitoring = run.monitoring
-        bar = progress_bars.bar(max_iterations, len(run.history) - 1, progress)
-        verdict = self._verdict(run.history, max_iterations)
-        before_iteration = None
-        try:
-            while verdict is None:
-                interrupts.check()
-                before_iteration = store.random_state()
-                self._iterate(run)
-                before_iteration = None
-                record = run.history[-1]
-                monitoring.write(record)
-                if monitor is not None:
-                    monitor(record.iteration)
-                verdict = self._verdict(run.history, max_iterations)
-                if verdict is not None or record.iteration % checkpoint_period == 0:
-                    store.save(self, run)
-                bar.show(record)
-        except KeyboardInterrupt:
-            self._restore(run.progress.good)
-            if before_iteration is not None:
-                before_iteration.restore()
-            store.save(self, run)
-            verdict = Verdict(
-                "interrupted",
-                f"Interrupted; the model is as after iteration {run.history[-1].iteration}.",
-            )
-        finally:
-            bar.close()
-        kept = run.history[-1].iteration
+    def _result(self, run: Run, verdict: Verdict) -> TrainingResult:
+        """What came out, after restoring the best iteration where a rule asks for it."""
+        last = left_with = run.history[-1].iteration
         if verdict.status != "interrupted" and run.progress.best is not None:
             self._restore(run.progress.best)
-            kept = run.progress.best_iteration
+            left_with = run.progress.best_iteration
+        message = verdict.message
+        if left_with != last:
+            message += f" The model is as after iteration {left_with}, the best by {self.stopping.best_by}."
+        settings, residual = self.e_step_settings, run.history[left_with].e_residual
+        if isinstance(settings, InferToConvergence) and residual > settings.tolerance:
+            message += (
+                f" The E-step there did not converge (residual {residual:.1e}): model.infer() says "
+                "why."
+            )
+        log_dir = run.monitoring.log_dir
         return TrainingResult(
             history=run.history,
             status=verdict.status,
-            message=verdict.message + self._remarks(run.history, kept),
+            message=message,
             seconds=float(np.sum(run.history["seconds"])),
-            num_iterations=run.history[-1].iteration,
-            best_iteration=kept,
-            log_dir=None if monitoring.log_dir is None else str(monitoring.log_dir),
+            num_iterations=last,
+            best_iteration=left_with,
+            log_dir=None if log_dir is None else str(log_dir),
         )
 
-    def _begin(
-        self,
-        store: CheckpointStore,
-        log_dir: str | Path | None,
-        image_period: int,
-        monitor: gpflow.monitor.Monitor | None,
-    ) -> Run:
+    def _begin(self, store: CheckpointStore, monitoring: Monitoring) -> Run:
         """A run from its checkpoint, or from the first E-step."""
         began = time.perf_counter()
         saved = store.load()
         if saved is not None:
-            self._restore(saved.progress.good)
-            saved.random.restore()
-            progress = saved.progress
-            if saved.best_by != self.stopping.best_by:  # other rules: the best is sought from here
-                last = progress.history[-1].iteration
-                best = None if self.stopping.best_by is None else progress.good
-                progress = dataclasses.replace(progress, best=best, best_iteration=last)
-            *before, last_record = progress.history
-            measured = {
-                name: float(measure(self.model))
-                for name, measure in self.stopping.measurements.items()
-                if name not in last_record.measurements
-            }
-            if measured:
-                last_record = dataclasses.replace(
-                    last_record, measurements=last_record.measurements | measured
-                )
-                progress = dataclasses.replace(progress, history=History([*before, last_record]))
-            monitoring = Monitoring(
-                self.model, log_dir, image_period, saved.log_dir, last_record.iteration
-            )
-            if monitoring.log_dir is not None and not monitoring.log_dir.exists():
-                monitoring.write(last_record)  # killed after the checkpoint and before this
-            return Run(progress, monitoring, began)
-        run = Run(
-            Progress(History(), self._arrays()),
-            Monitoring(self.model, log_dir, image_period),
-            began,
-        )
-        with self._guard(run, 0):
-            inferred = self.e_step()
-            interrupts.check()
-            self._finish_iteration(run, 0, inferred, None)
-        store.save(self, run)  # first, so that the run knows its log_dir again if it is killed
-        run.monitoring.write(run.history[-1])
-        if monitor is not None:
-            monitor(0)
-        store.save(self, run)
+            run = Run(self._resume(saved), monitoring, began)
+            monitoring.resume(saved.log_dir, run.history[-1])
+            return run
+        run = Run(Progress(History(), self._arrays()), monitoring, began)
+        self._iterate(run)
+        store.save(run)  # first, so that the run knows its log_dir again if it is killed
+        monitoring.report(run.history[-1])
+        store.save(run)
         return run
 
+    def _resume(self, saved: SavedRun) -> Progress:
+        """The model and the random generators as they were; what the present rules need to know."""
+        self._restore(saved.progress.good)
+        saved.random.restore()
+        progress = saved.progress
+        *before, last = progress.history
+        if saved.best_by != self.stopping.best_by:  # other rules: the best is sought from here
+            best = None if self.stopping.best_by is None else progress.good
+            progress = dataclasses.replace(progress, best=best, best_iteration=last.iteration)
+        measured = last.measurements | self._measure(but=last.measurements)
+        last = dataclasses.replace(last, measurements=measured)
+        return dataclasses.replace(progress, history=History([*before, last]))
+
+    def _alternate(
+        self, run: Run, store: CheckpointStore, max_iterations: int, bar: tqdm
+    ) -> Verdict:
+        """Iterations until there is a verdict."""
+        verdict = self._verdict(run.history, max_iterations)
+        random_before = None
+        try:
+            while verdict is None:
+                interrupts.check()
+                random_before = store.random_state()
+                self._iterate(run)
+                random_before = None
+                record = run.history[-1]
+                run.monitoring.report(record)
+                verdict = self._verdict(run.history, max_iterations)
+                if verdict is not None or record.iteration % store.period == 0:
+                    store.save(run)
+                bar.set_postfix(
+                    objective=f"{record.objective:.4f}", e_steps=record.e_steps, refresh=False
+                )
+                bar.update(1)
+            return verdict
+        except KeyboardInterrupt:
+            self._restore(run.progress.good)
+            if random_before is not None:
+                random_before.restore()
+            store.save(run)
+            return Verdict(
+                "interrupted",
+                f"Interrupted; the model is as after iteration {run.history[-1].iteration}.",
+            )
+
     def _iterate(self, run: Run) -> None:
-        iteration = run.history[-1].iteration + 1
-        with self._guard(run, iteration):
-            moved = self._move_hyperparameters()
+        """An M-step, the first time none, and an E-step; the last good state if anything goes wrong."""
+        iteration = len(run.history)
+        try:
+            moved = self._move_hyperparameters() if iteration > 0 else MStepOutcome(*[np.nan] * 3)
             interrupts.check()
             inferred = self.e_step()
             interrupts.check()
-            self._finish_iteration(run, iteration, inferred, moved)
-
-    def _finish_iteration(
-        self,
-        run: Run,
-        iteration: int,
-        inferred: EStepOutcome,
-        moved: MStepOutcome | None,
-    ) -> None:
-        """Record the iteration; what it left becomes the last good state."""
-        elbo, ep_like, objective, cavity, loo = (float(x) for x in self._compiled_diagnosis())
-        if not np.isfinite(objective):
-            why = "."
-            if not cavity > 0.0:
-                why = (
-                    f": a cavity 1/v − λ₂ is not positive (the smallest is {cavity:.3g}), so that the "
-                    'integral diverges. objective="elbo" or a smaller power needs no such cavity.'
-                )
-            raise NonFiniteError(f"The objective is not finite after the E-step{why}")
-        record = IterationRecord(
-            iteration=iteration,
-            elbo=elbo,
-            ep_like=ep_like,
-            objective=objective,
-            hyperparameters=self._hyperparameters(),
-            e_steps=inferred.num_steps,
-            e_residual=inferred.residual,
-            gradient_norm=np.nan if moved is None else moved.gradient_norm,
-            m_gain=np.nan if moved is None else moved.after - moved.before,
-            min_cavity_precision=cavity,
-            leave_one_out=loo,
-            seconds=0.0,
-            measurements={
-                name: float(measure(self.model))
-                for name, measure in self.stopping.measurements.items()
-            },
-        )
-        good, now = self._arrays(), time.perf_counter()
-        # From the end of the iteration before: what is written and saved takes time too.
-        record = dataclasses.replace(record, seconds=now - run.clock)
-        history = run.history.extended(record)
-        best, best_iteration = run.progress.best, run.progress.best_iteration
-        column = self.stopping.best_by
-        if column is not None:
-            values = history[column]
-            if best is None or not values[-1] <= values[best_iteration]:
-                if best is None or not np.isnan(values[-1]):
-                    best, best_iteration = good, iteration
-        run.progress, run.clock = Progress(history, good, best, best_iteration), now
-
-    @contextlib.contextmanager
-    def _guard(self, run: Run, iteration: int) -> Iterator[None]:
-        """Restore the last good state when anything goes wrong, and name the iteration."""
-        try:
-            yield
+            record = self._record(run, moved, inferred)
+            run.progress = run.progress.extended(record, self._arrays(), self.stopping.best_by)
+            run.clock += record.seconds
         except (NonFiniteError, InvalidPosteriorError, tf.errors.InvalidArgumentError) as error:
             values = ", ".join(
                 f"{path} = {np.array2string(np.asarray(v), precision=4, threshold=4)}"
                 for path, v in self._hyperparameters().items()
             )
             self._restore(run.progress.good)
-            message = words_of(error)
             raise NonFiniteError(
                 f"Training failed in iteration {iteration} at {values or 'fixed hyperparameters'}: "
-                f"{message} The model is as after the last complete iteration. Use a smaller step "
-                "size in the M-step, put priors on the hyperparameters, or train on the collapsed "
-                "objective, model.training_loss."
+                f"{words_of(error)} The model is as after the last complete iteration. Use a smaller "
+                "step size in the M-step, put priors on the hyperparameters, or train on the "
+                "collapsed objective, model.training_loss."
             ) from error
         except BaseException:
             self._restore(run.progress.good)
             raise
 
-    def _remarks(self, history: History, kept: int) -> str:
-        """What a user should know beside why training stopped."""
-        remarks = ""
-        if kept != history[-1].iteration:
-            remarks += (
-                f" The model is as after iteration {kept}, the best by {self.stopping.best_by}."
-            )
-        settings, residual = self.e_step_settings, history[kept].e_residual
-        if isinstance(settings, InferToConvergence) and residual > settings.tolerance:
-            remarks += (
-                f" The E-step there did not converge (residual {residual:.1e}): model.infer() says "
-                "why."
-            )
-        return remarks
+    def _record(self, run: Run, moved: MStepOutcome, inferred: EStepOutcome) -> IterationRecord:
+        """The iteration that has just been done."""
+        diagnosis = {name: float(x) for name, x in self._compiled_diagnosis().items()}
+        if not np.isfinite(diagnosis["objective"]):
+            why, cavity = ".", diagnosis["min_cavity_precision"]
+            if not cavity > 0.0:
+                why = (
+                    f": a cavity 1/v − λ₂ is not positive (the smallest is {cavity:.3g}), so that the "
+                    'integral diverges. objective="elbo" or a smaller power needs no such cavity.'
+                )
+            raise NonFiniteError(f"The objective is not finite after the E-step{why}")
+        return IterationRecord(
+            iteration=len(run.history),
+            hyperparameters=self._hyperparameters(),
+            e_steps=inferred.num_steps,
+            e_residual=inferred.residual,
+            gradient_norm=moved.gradient_norm,
+            m_gain=moved.after - moved.before,
+            measurements=self._measure(),
+            # From the end of the iteration before: what is written and saved takes time too.
+            seconds=time.perf_counter() - run.clock,
+            **diagnosis,
+        )
+
+    def _measure(self, but: Container[str] = ()) -> dict[str, float]:
+        """What the stopping rules want to know of the model as it is."""
+        return {
+            name: float(measure(self.model))
+            for name, measure in self.stopping.measurements.items()
+            if name not in but
+        }
 
     def _verdict(self, history: History, max_iterations: int) -> Verdict | None:
         if not self.variables:
@@ -338,21 +280,20 @@ class VEMTrainer(Alternation):
                 "inferred",
                 "The model has no trainable hyperparameters: only the E-step was run.",
             )
-        found = self.stopping.check(history)
-        if found is None and history[-1].iteration >= max_iterations:
+        verdict = self.stopping.check(history)
+        if verdict is None and history[-1].iteration >= max_iterations:
             return Verdict(
                 "max_iterations",
                 f"{max_iterations} iterations were not enough for a stopping rule to end the run. "
                 "Raise max_iterations, or the number or size of the M-steps.",
             )
-        return found
+        return verdict
 
 
 def words_of(error: Exception) -> str:
     """What an error says: of TensorFlow's, without the traceback of the graph's making."""
-    text = str(error)
+    lines = [line.strip() for line in str(error).splitlines()]
     if not isinstance(error, tf.errors.OpError):
-        return text.splitlines()[0]
-    lines = [line.strip() for line in text.splitlines()]
-    said = [line for line in lines if line and not line.startswith(("[[", "File ", "Detected at"))]
-    return next((line for line in said if "assertion failed" in line), said[-1])
+        return lines[0]
+    own = [line for line in lines if line and not line.startswith(("[[", "File ", "Detected at"))]
+    return next((line for line in own if "assertion failed" in line), own[-1])

@@ -8,14 +8,14 @@ import pytest
 import tensorflow as tf
 
 from gpflow_hybrid.errors import NonFiniteError
-from gpflow_hybrid.evidence.bases import Prior, conditionals, marginal_variance, site_base
+from gpflow_hybrid.evidence.bases import FactoredPrior, conditionals, marginal_variance, site_base
 from gpflow_hybrid.evidence.settings import jittered_cholesky
 from gpflow_hybrid.linalg import marginals
 
 from .. import reference
 
 
-def problem(num_data: int = 7) -> tuple[np.ndarray, Prior, np.ndarray, np.ndarray]:
+def problem(num_data: int = 7) -> tuple[np.ndarray, FactoredPrior, np.ndarray, np.ndarray]:
     """Two latents with one kernel, sites of both signs, a prior mean."""
     rng = np.random.default_rng(0)
     X = rng.uniform(0, 5, (num_data, 1))
@@ -23,7 +23,7 @@ def problem(num_data: int = 7) -> tuple[np.ndarray, Prior, np.ndarray, np.ndarra
     mean = rng.standard_normal((num_data, 2))
     lambda_1, lambda_2 = rng.standard_normal((2, num_data, 2))
     lambda_2 = np.where(lambda_2 < 0, 0.05 * lambda_2, lambda_2)
-    prior = Prior(tf.constant(mean.T[None]), jittered_cholesky(tf.constant(K))[None, None])
+    prior = FactoredPrior(tf.constant(mean.T[None]), jittered_cholesky(tf.constant(K))[None, None])
     return K, prior, lambda_1, lambda_2
 
 
@@ -72,7 +72,7 @@ def test_the_jitter_is_negligible() -> None:
     lambda_1, lambda_2 = rng.standard_normal((60, 1)), rng.uniform(0.1, 1, (60, 1))
     zero = tf.zeros((60, 1), tf.float64)
     expected = marginals(K[None], zero, tf.constant(lambda_1), tf.constant(lambda_2))
-    prior = Prior(tf.transpose(zero)[None], jittered_cholesky(K)[None, None])
+    prior = FactoredPrior(tf.transpose(zero)[None], jittered_cholesky(K)[None, None])
     base = site_base(prior, *(tf.constant(x.T[None]) for x in (lambda_1, lambda_2)))
     np.testing.assert_allclose(base.log_normaliser[0], expected.log_normaliser, rtol=1e-7)
     np.testing.assert_allclose(base.mean[0, 0], expected.mean[:, 0], rtol=1e-5, atol=1e-6)

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 from scipy import stats
 
-from gpflow_hybrid.evidence.bases import Prior, conditionals, prior_base
+from gpflow_hybrid.evidence.bases import FactoredPrior, conditionals, prior_base
 from gpflow_hybrid.evidence.chains import Chains, Path, Problem, advance
 from gpflow_hybrid.evidence.settings import jittered_cholesky
 
@@ -24,7 +24,9 @@ def test_exact_draws_stay_exact_draws() -> None:
 
     num_chains = 20_000
     f = rng.multivariate_normal(mean, covariance, num_chains)
-    prior = Prior(tf.zeros((1, 1, 5), tf.float64), jittered_cholesky(tf.constant(K))[None, None])
+    prior = FactoredPrior(
+        tf.zeros((1, 1, 5), tf.float64), jittered_cholesky(tf.constant(K))[None, None]
+    )
     base = prior_base(prior)
     blocks = conditionals(prior, base.lambda_2, 2)
     problem = Problem(tf.constant(X), tf.constant(Y), base, blocks)

@@ -10,7 +10,7 @@ from scipy import stats
 
 import gpflow_hybrid as gh
 from gpflow_hybrid.evidence import annealed_importance_sampling, batches
-from gpflow_hybrid.evidence.bases import Prior, marginal_variance, site_base
+from gpflow_hybrid.evidence.bases import FactoredPrior, marginal_variance, site_base
 from gpflow_hybrid.evidence.moment_matching import MatchedSites, match_moments
 from gpflow_hybrid.evidence.settings import jittered_cholesky
 
@@ -24,7 +24,7 @@ def test_q_has_the_moments_of_the_posterior() -> None:
     X, Y = np.zeros((1, 1)), np.ones((1, 1))
     variances = np.array([1.0, 100.0])
     chol = tf.constant(np.sqrt(variances)[:, None, None, None])
-    prior = Prior(tf.zeros((2, 1, 1), tf.float64), chol)
+    prior = FactoredPrior(tf.zeros((2, 1, 1), tf.float64), chol)
     lambda_1, lambda_2, usable = match_moments(PROBIT, tf.constant(X), tf.constant(Y), prior)
     assert np.all(usable)
     base = site_base(prior, lambda_1, lambda_2)
@@ -46,7 +46,7 @@ def test_q_has_the_moments_of_the_posterior() -> None:
 def test_student_t_has_negative_sites() -> None:
     X, Y = np.array([[0.0], [0.3], [0.6]]), np.array([[0.1], [4.0], [0.2]])
     chol = jittered_cholesky(gpflow.kernels.Matern32(1.0)(X))
-    prior = Prior(tf.zeros((1, 1, 3), tf.float64), chol[None, None])
+    prior = FactoredPrior(tf.zeros((1, 1, 3), tf.float64), chol[None, None])
     likelihood = gpflow.likelihoods.StudentT(scale=0.3)
     _, lambda_2, usable = match_moments(likelihood, tf.constant(X), tf.constant(Y), prior)
     assert np.all(usable)
@@ -55,7 +55,7 @@ def test_student_t_has_negative_sites() -> None:
 
 @pytest.mark.parametrize("own_inference_works", [True, False])
 def test_any_start_gives_the_right_answer(monkeypatch, own_inference_works: bool) -> None:
-    def no_match(likelihood, X, Y, prior: Prior) -> MatchedSites:
+    def no_match(likelihood, X, Y, prior: FactoredPrior) -> MatchedSites:
         nan = tf.fill(tf.shape(prior.mean), tf.constant(np.nan, tf.float64))
         return MatchedSites(nan, nan, tf.fill([prior.mean.shape[0]], False))
 

@@ -22,7 +22,8 @@ from gpflow_hybrid.inference.servers import run
 from gpflow_hybrid.inference.variational import Evaluation, evaluate, newton, newton_system
 from gpflow_hybrid.likelihoods import probit_integrals
 from gpflow_hybrid.likelihoods.on_arrays import on_arrays, works_on_arrays
-from gpflow_hybrid.likelihoods.ratios import closed_ratio_gradients, log_expected_ratio
+from gpflow_hybrid.likelihoods.ratio_gradients import closed_ratio_gradients
+from gpflow_hybrid.likelihoods.ratios import log_expected_ratio
 from gpflow_hybrid.priors import DensePrior
 from gpflow_hybrid.sites import SiteValues
 from tests.gradients import check_gradient, loss_gradient

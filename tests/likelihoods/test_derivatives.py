@@ -16,7 +16,8 @@ from gpflow_hybrid.likelihoods.expectations import (
 )
 from gpflow_hybrid.likelihoods.node_rules import own_rule
 from gpflow_hybrid.likelihoods.on_arrays import on_arrays
-from gpflow_hybrid.likelihoods.ratios import log_expected_ratio, ratio_gradients, tilted_log_prob
+from gpflow_hybrid.likelihoods.ratio_gradients import ratio_gradients, tilted_log_prob
+from gpflow_hybrid.likelihoods.ratios import log_expected_ratio
 from tests.likelihood_cases import CASES
 
 N = 12

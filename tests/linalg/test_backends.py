@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -14,20 +13,12 @@ import pytest
 import tensorflow as tf
 
 import gpflow_hybrid as gh
-from gpflow_hybrid import covariances
-from gpflow_hybrid.covariances import covariance, data_covariance
-from gpflow_hybrid.inference import newton_host, variational
+from gpflow_hybrid import tuning
+from gpflow_hybrid.covariances import covariance
 from gpflow_hybrid.likelihoods import probit_integrals
-from gpflow_hybrid.linalg import (
-    backend,
-    by_rows,
-    distances,
-    elementwise,
-    evaluate,
-    marginals,
-    squared_distances,
-)
+from gpflow_hybrid.linalg import marginals, uses_lapack
 from gpflow_hybrid.linalg.backends import VARIABLE
+from gpflow_hybrid.linalg.posterior import LAPACK, TENSORFLOW
 from tests import reference
 from tests.selection import by_speed
 
@@ -49,40 +40,65 @@ def model(**kwargs: Any) -> gh.CVIModel:
 # The choice
 
 
-def test_auto_is_lapack_where_it_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str] = []
+@pytest.mark.parametrize(
+    ("exportable", "in_graph"), [(True, False), (False, True)], ids=["user", "trainer"]
+)
+def test_auto_is_lapack_where_it_can_run(
+    exportable: bool, in_graph: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
 
     def look(x: tf.Tensor) -> tf.Tensor:
-        seen.append(backend().name)
+        seen.append(uses_lapack(exportable=exportable))
         return x + 1.0
 
     look(tf.ones([2]))
     tf.function(look)(tf.ones([2]))
-    tf.function(look, jit_compile=True)(tf.ones([2]))
-    assert seen == ["lapack", "lapack", "tensorflow"]
+    assert seen == [True, in_graph]
+    if exportable:
+        tf.function(look, jit_compile=True)(tf.ones([2]))
+        assert seen[2:] == [False]
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [kind])
-    assert backend().name == "tensorflow"  # a GPU
+    assert not uses_lapack(exportable=exportable)  # a GPU
 
 
-def test_the_setting_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("exportable", [False, True])
+def test_the_setting_overrides(exportable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def in_use() -> list[bool]:
+        """Eagerly and in a graph."""
+        seen: list[bool] = []
+
+        def look() -> tf.Tensor:
+            seen.append(uses_lapack(exportable=exportable))
+            return tf.ones([])
+
+        look()
+        tf.function(look)()
+        return seen
+
     monkeypatch.setenv(VARIABLE, "tensorflow")
-    assert backend().name == "tensorflow"
+    assert in_use() == [False, False]
     with gh.linear_algebra("lapack"):
-        assert backend().name == "lapack"
+        assert in_use() == [True, True]
         with pytest.raises(ZeroDivisionError), gh.linear_algebra("tensorflow"):
             raise ZeroDivisionError
-        assert backend().name == "lapack"
+        assert in_use() == [True, True]
         gh.set_linear_algebra("tensorflow")
-        assert backend().name == "tensorflow"
-    assert backend().name == "tensorflow"
+        assert in_use() == [False, False]
+    assert in_use() == [False, False]
 
 
 def test_an_unknown_choice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(gh.InvalidDataError, match="choice must be one of auto.*found 'cublas'"):
         gh.set_linear_algebra("cublas")
+    with (
+        pytest.raises(gh.InvalidDataError, match="choice must be one of auto.*found 'mkl'"),
+        gh.linear_algebra("mkl"),
+    ):
+        raise AssertionError("entered")
     monkeypatch.setenv(VARIABLE, "mkl")
     with pytest.raises(gh.InvalidDataError, match=f"{VARIABLE} must be one of auto.*found 'mkl'"):
-        backend()
+        uses_lapack(exportable=True)
 
 
 # The same numbers
@@ -115,9 +131,9 @@ def test_covariances_agree() -> None:
     lam[0, :2] = -0.05
     r, lam = tf.constant(rng.normal(size=(1, 90))), tf.constant(lam)
     found = []
-    for choice in BOTH:
-        with gh.linear_algebra(choice):
-            found.append(evaluate(K, r, lam).covariance(K, lam).numpy())
+    for using in (LAPACK, TENSORFLOW):
+        _, Sigma = using.posterior(K, r, lam)
+        found.append(Sigma().numpy())
     np.testing.assert_allclose(*found, rtol=1e-7, atol=1e-9)
     np.testing.assert_allclose(found[0], np.swapaxes(found[0], 1, 2), rtol=0.0, atol=1e-14)
 
@@ -193,143 +209,31 @@ def test_the_gradient_does_not_use_the_rough_curvature(monkeypatch: pytest.Monke
         return model(objective="ep_like")
 
     exact_loss, exact_gradient = fitted_values(build, "lapack")
-    monkeypatch.setattr(variational, "FEW_DATA", 0)
+    asked: list[bool] = []
+    exact = gh.likelihoods.ProbitBernoulli.expectation_curvature
+
+    def watched(self: Any, *arguments: Any, rough: bool = False) -> Any:
+        asked.append(rough)
+        return exact(self, *arguments, rough=rough)
+
+    monkeypatch.setattr(gh.likelihoods.ProbitBernoulli, "expectation_curvature", watched)
+    monkeypatch.setattr(tuning, "FEW_DATA", 0)
     monkeypatch.setattr(probit_integrals, "ROUGH", probit_integrals.Rule(3, 3.0))  # very rough
-    probit_integrals._compiled.cache_clear()
-    try:
-        loss, gradient = fitted_values(build, "lapack")
-    finally:
-        probit_integrals._compiled.cache_clear()
+    loss, gradient = fitted_values(build, "lapack")
+    assert asked[0]  # for steps,
+    assert not asked[-1]  # not for the gradient
     np.testing.assert_allclose(loss, exact_loss, rtol=1e-9)
     np.testing.assert_allclose(gradient, exact_gradient, rtol=1e-6, atol=1e-7)
 
 
 def test_iterations_and_factors_find_the_same_sites(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
-    for small in (0, 300):
-        monkeypatch.setattr(newton_host, "SMALL", small)
+    for few in (0, 300):
+        monkeypatch.setattr(tuning, "FEW_DATA", few)
         m = model()
         assert m.infer(tolerance=1e-10).converged
         found.append(np.hstack(m.sites.values))
     np.testing.assert_allclose(*found, rtol=1e-8, atol=1e-10)
-
-
-# Elsewhere
-
-
-def test_an_objective_compiles_with_xla() -> None:
-    m = model()
-    m.infer()
-    K, mean = m.prior()
-
-    def values() -> Any:
-        return marginals(K, mean, *m.sites.values)
-
-    compiled = tf.function(values, jit_compile=True, autograph=False)()
-    for found, expected in zip(compiled, values(), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-8)
-
-
-def test_an_objective_is_saved_and_served(tmp_path: Path) -> None:
-    m = model()
-    m.infer()
-    with gh.linear_algebra("tensorflow"):
-        m.served = tf.function(m.elbo, input_signature=[], autograph=False)
-        expected = m.served()
-        tf.saved_model.save(m, str(tmp_path))
-    program = (
-        "import tensorflow as tf\n"
-        f"model = tf.saved_model.load({str(tmp_path)!r})\n"
-        "print(repr(float(model.served())))\n"
-    )
-    output = subprocess.run(
-        [sys.executable, "-c", program], check=True, capture_output=True, text=True
-    ).stdout
-    np.testing.assert_allclose(float(output), expected, rtol=1e-10)
-
-
-# Distances
-
-
-@pytest.mark.parametrize(
-    "kernel",
-    [
-        gpflow.kernels.Matern52(2.0, 0.7),
-        gpflow.kernels.RBF(lengthscales=[0.5, 1.0, 2.0]),
-        gpflow.kernels.Matern12(active_dims=[1]),
-        gpflow.kernels.RationalQuadratic(active_dims=[0, 2]) + gpflow.kernels.White(0.1),
-        gpflow.kernels.Linear() * gpflow.kernels.RBF() + gpflow.kernels.Constant(),
-        gpflow.kernels.Periodic(gpflow.kernels.RBF()),
-        gpflow.kernels.ArcCosine(),
-    ],
-    ids=lambda k: type(k).__name__,
-)
-def test_kernel_matrices_are_gpflows(kernel: gpflow.kernels.Kernel) -> None:
-    X = tf.constant(binary()[0])
-    W = np.random.default_rng(4).normal(size=(40, 40))
-    W = W + W.T
-
-    def with_gradient(matrix: Any) -> list[Any]:
-        with tf.GradientTape() as tape:
-            K = matrix(kernel, X)
-            total = tf.reduce_sum(W * K)
-        return [K, *tape.gradient(total, kernel.trainable_variables)]
-
-    for found, expected in zip(
-        with_gradient(data_covariance), with_gradient(covariance), strict=True
-    ):
-        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-10)
-
-
-@pytest.mark.parametrize("in_graph", [False, True])
-@pytest.mark.parametrize(
-    "kernel",
-    [
-        gpflow.kernels.Matern52(2.0, 0.7),
-        gpflow.kernels.RationalQuadratic() * gpflow.kernels.RBF(0.3, 2.0)
-        + gpflow.kernels.Matern12(),
-        gpflow.kernels.RBF(active_dims=[1]) + gpflow.kernels.RBF(lengthscales=[0.5, 1.0, 2.0]),
-    ],
-    ids=["leaf", "tree", "not_of_one_distance"],
-)
-@pytest.mark.parametrize("large", [20, 3000])
-def test_kernel_matrices_of_many_data(
-    kernel: gpflow.kernels.Kernel, in_graph: bool, large: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Some rows at a time, the last block shorter; the upstream gradient need not be symmetric."""
-    monkeypatch.setattr(covariances, "MANY_DATA", 10)
-    monkeypatch.setattr(elementwise, "LARGE", large)  # in a graph: in blocks, or by XLA
-    monkeypatch.setattr(elementwise, "ELEMENTS", 40 * 7)
-    monkeypatch.setattr(distances, "KEPT", 20)
-    X = tf.constant(binary()[0])
-    W = np.random.default_rng(4).normal(size=(40, 40))
-
-    def with_gradient(matrix: Any) -> list[Any]:
-        with tf.GradientTape() as tape:
-            K = matrix(kernel, X)
-            total = tf.reduce_sum(W * K)
-        return [K, *tape.gradient(total, kernel.trainable_variables)]
-
-    run = tf.function(with_gradient, autograph=False) if in_graph else with_gradient
-    for found, expected in zip(run(data_covariance), run(covariance), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-10)
-
-
-def test_functions_by_rows_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elementwise, "_can_compile", lambda: False)
-    A = np.random.default_rng(7).normal(size=(30, 30))
-    A = tf.constant(A + A.T)
-    scale = tf.Variable(0.3, dtype=tf.float64)
-
-    @tf.function(autograph=False)
-    def with_gradient() -> Any:
-        with tf.GradientTape() as tape:
-            found = by_rows(lambda a: tf.sin(scale * a), lambda: A, [scale])
-        return found, tape.gradient(found, scale)
-
-    found, gradient = with_gradient()
-    np.testing.assert_allclose(found, np.sin(0.3 * A), rtol=1e-12)
-    np.testing.assert_allclose(gradient, np.sum(A * np.cos(0.3 * A)), rtol=1e-12)
 
 
 @pytest.mark.parametrize("objective", ["elbo", "ep_like"])
@@ -350,46 +254,59 @@ def test_training_on_many_data_is_that_on_few(
         return [float(x) for x in evaluated()]
 
     few = loss_and_gradient()
-    monkeypatch.setattr(covariances, "MANY_DATA", 10)
-    monkeypatch.setattr(distances, "KEPT", 20)
-    monkeypatch.setattr(newton_host, "SMALL", 10)
-    monkeypatch.setattr(newton_host, "LARGE", 20)
+    monkeypatch.setattr(tuning, "FEW_DATA", 10)
+    monkeypatch.setattr(tuning, "LARGE_MATRIX", 20)
+    monkeypatch.setattr(tuning, "KEPT_DISTANCES", 20)
+    monkeypatch.setattr(tuning, "KEPT_BYTES", 1000)
+    monkeypatch.setattr(tuning, "CACHED_ELEMENTS", 40 * 7)
+    monkeypatch.setattr(tuning, "QUADRATURE_ELEMENTS", 1000)
     np.testing.assert_allclose(loss_and_gradient(), few, rtol=1e-8)
 
 
-def test_a_kernel_with_a_distance_of_its_own_keeps_it() -> None:
-    class Taxicab(gpflow.kernels.Matern12):
-        def scaled_squared_euclid_dist(self, X: Any, X2: Any = None) -> tf.Tensor:
-            X2 = X if X2 is None else X2
-            return tf.square(tf.reduce_sum(tf.abs(X[:, None] - X2[None]), -1))
-
-    X = tf.constant(binary()[0])
-    np.testing.assert_allclose(data_covariance(Taxicab(), X), covariance(Taxicab(), X), rtol=1e-12)
+# Elsewhere
 
 
-def test_distances_and_their_gradient() -> None:
-    X = tf.Variable(np.random.default_rng(5).normal(size=(70, 3)))
-    W = np.random.default_rng(6).normal(size=(70, 70))
+def test_a_posterior_compiles_with_xla() -> None:
+    m = model()
+    m.infer()
+    K, mean = m.prior()
 
-    def direct() -> tf.Tensor:
-        return tf.reduce_sum(tf.square(X[:, None] - X[None]), -1)
+    def values() -> Any:
+        return marginals(K, mean, *m.sites.values)
 
-    results = []
-    for distance in (lambda: squared_distances(tf.convert_to_tensor(X)), direct):
-        with tf.GradientTape() as tape:
-            D = distance()
-            total = tf.reduce_sum(W * D)
-        results.append((D, tape.gradient(total, X)))
-    for found, expected in zip(*results, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
+    compiled = tf.function(values, jit_compile=True, autograph=False)()
+    for found, expected in zip(compiled, values(), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-8)
 
 
-def test_distances_of_constant_data_are_computed_once_and_forgotten() -> None:
-    X = tf.constant(binary()[0])
-    before = len(distances._KNOWN)
-    for _ in range(2):
-        squared_distances(X)
-    assert len(distances._KNOWN) == before + 1
-    del X
-    gc.collect()
-    assert len(distances._KNOWN) <= before
+def test_what_a_user_compiles_may_be_for_xla() -> None:
+    m = model()
+    m.infer()
+    X = binary()[0][:5] + 0.1
+    for function in (m.elbo, lambda: m.predict_f(X)):
+        compiled = tf.function(function, jit_compile=True, autograph=False)()
+        for found, expected in zip(
+            tf.nest.flatten(compiled), tf.nest.flatten(function()), strict=True
+        ):
+            np.testing.assert_allclose(found, expected, rtol=1e-8)
+
+
+def test_an_objective_is_saved_and_served(tmp_path: Path) -> None:
+    m = model()
+    m.infer()
+    expected = float(m.elbo())
+    m.served = tf.function(m.elbo, input_signature=[], autograph=False)
+    m.served()
+    with gh.linear_algebra("tensorflow"):
+        m.chosen = tf.function(m.elbo, input_signature=[], autograph=False)
+        m.chosen()
+    tf.saved_model.save(m, str(tmp_path))
+    program = (
+        "import tensorflow as tf\n"
+        f"model = tf.saved_model.load({str(tmp_path)!r})\n"
+        "print(repr(float(model.served())), repr(float(model.chosen())))\n"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    ).stdout
+    np.testing.assert_allclose([float(x) for x in output.split()], expected, rtol=1e-10)

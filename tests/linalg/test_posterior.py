@@ -19,42 +19,21 @@ from gpflow_hybrid.linalg import (
     site_posterior,
 )
 from tests import reference
+from tests.linalg.problems import (
+    SIGNS,
+    along,
+    finite_differences,
+    make_kernels,
+    make_sites,
+    single_moves,
+    symmetric_moves,
+)
 
 
 @pytest.fixture(scope="module", params=["lapack", "tensorflow"], autouse=True)
 def _linear_algebra(request: pytest.FixtureRequest) -> Iterator[None]:
     with linear_algebra(request.param):
         yield
-
-
-SIGNS = ["positive", "mixed", "zero", "negative"]
-
-
-def make_kernels(rng: np.random.Generator, N: int, num_kernels: int) -> np.ndarray:
-    """Squared-exponential kernel matrices of different scales, ``[num_kernels, N, N]``."""
-    X = rng.uniform(-2.0, 2.0, (N, 2))
-    distance = ((X[:, None] - X[None]) ** 2).sum(-1)
-    variances, scales = rng.uniform(0.5, 2.0, (2, num_kernels, 1, 1))
-    return variances * np.exp(-0.5 * distance / scales**2)
-
-
-def make_sites(
-    rng: np.random.Generator, K: np.ndarray, L: int, signs: str
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """``μ₀, λ₁, λ₂`` ``[N, L]`` with a valid q; each latent has one negative site more."""
-    N = K.shape[-1]
-    mean, lambda_1, lambda_2 = rng.normal(size=(3, N, L))
-    lambda_2 = 3.0 * np.abs(lambda_2)
-    if signs == "zero":
-        lambda_2 *= 0.0
-    if signs in ("mixed", "negative"):
-        for i in range(L):
-            num_negative = N if signs == "negative" else min(N, 1 + i)
-            lambda_2[rng.permutation(N)[:num_negative], i] *= -1.0
-        negative = lambda_2 < 0.0
-        while reference.smallest_eigenvalue(K, lambda_2) < 0.1:
-            lambda_2[negative] *= 0.8
-    return mean, lambda_1, lambda_2
 
 
 def assert_matches_reference(*problem: np.ndarray, rtol: float = 1e-8) -> None:
@@ -124,17 +103,6 @@ def test_singular_kernel_needs_no_jitter() -> None:
     np.testing.assert_allclose(log_Z[0], 0.5 * (u @ r) ** 2 / s - 0.5 * np.log(s), rtol=1e-10)
 
 
-def finite_differences(value: object, x: np.ndarray, pairs: list[tuple], h: float = 1e-5):
-    """Central differences of ``value(x)`` along index sets that move together."""
-    gradient = []
-    for indices in pairs:
-        step = np.zeros_like(x)
-        for index in indices:
-            step[index] = h
-        gradient.append((value(x + step) - value(x - step)) / (2.0 * h))
-    return np.array(gradient)
-
-
 @pytest.mark.parametrize("signs", ["positive", "mixed", "zero"])
 @pytest.mark.parametrize(("N", "L", "num_kernels"), [(1, 1, 1), (4, 1, 1), (4, 2, 1), (4, 2, 2)])
 def test_adjoint_matches_finite_differences(N: int, L: int, num_kernels: int, signs: str) -> None:
@@ -161,19 +129,11 @@ def test_adjoint_matches_finite_differences(N: int, L: int, num_kernels: int, si
     for i, (argument, gradient) in enumerate(zip(arguments, gradients, strict=True)):
         if i == 0:  # K moves symmetrically
             np.testing.assert_allclose(gradient, np.swapaxes(gradient, 1, 2), atol=1e-12)
-            pairs = [
-                tuple({(k, a, b), (k, b, a)})
-                for k in range(num_kernels)
-                for a in range(N)
-                for b in range(a + 1)
-            ]
-        else:
-            pairs = [(index,) for index in np.ndindex(argument.shape)]
+        moves = symmetric_moves(argument) if i == 0 else single_moves(argument)
         numeric = finite_differences(
-            lambda x, i=i: value(*arguments[:i], x, *arguments[i + 1 :]), argument, pairs
+            lambda x, i=i: value(*arguments[:i], x, *arguments[i + 1 :]), argument, moves
         )
-        analytic = np.array([sum(gradient[index] for index in indices) for indices in pairs])
-        np.testing.assert_allclose(analytic, numeric, rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(along(gradient, moves), numeric, rtol=1e-6, atol=1e-7)
 
 
 def boundary_problem(
@@ -292,6 +252,39 @@ def test_compiled_equals_eager_also_when_the_number_of_data_changes(signs: str) 
         sites = make_sites(rng, K, 2, signs)
         for actual, expected in zip(function(K, *sites), marginals(K, *sites), strict=True):
             np.testing.assert_allclose(actual, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("signs", SIGNS)
+@pytest.mark.parametrize(("L", "num_kernels"), [(1, 1), (3, 1), (3, 3)])
+def test_xla_equals_eager(L: int, num_kernels: int, signs: str) -> None:
+    """Values and gradients of a function that a user compiles, with whatever computes eagerly."""
+    rng = np.random.default_rng(10 * L + num_kernels)
+    K = make_kernels(rng, 7, num_kernels)
+    tensors = [tf.constant(x) for x in (K, *make_sites(rng, K, L, signs))]
+    bars = [rng.normal(size=(7, L)), rng.normal(size=(7, L)), rng.normal()]
+
+    def with_gradients(*tensors: tf.Tensor) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            tape.watch(tensors)
+            q = marginals(*tensors)
+            total = sum(tf.reduce_sum(bar * x) for bar, x in zip(bars, q, strict=True))
+        return [*q, *tape.gradient(total, tensors)]
+
+    with linear_algebra("auto"):
+        compiled = tf.function(with_gradients, jit_compile=True, autograph=False)(*tensors)
+    for found, expected in zip(compiled, with_gradients(*tensors), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("excess", [1e-8, 0.5])
+def test_xla_gives_nan_on_the_wrong_side_of_the_boundary(excess: float) -> None:
+    K, mean, lambda_1, positive, negative, boundary = boundary_problem(0)
+    with linear_algebra("auto"):
+        compiled = tf.function(marginals, jit_compile=True, autograph=False)
+        inside = compiled(K, mean, lambda_1, positive - boundary * (1.0 - excess) * negative)
+        outside = compiled(K, mean, lambda_1, positive - boundary * (1.0 + excess) * negative)
+    assert np.isfinite(inside.log_normaliser)
+    assert all(np.all(np.isnan(x)) for x in outside)
 
 
 KERNELS = {

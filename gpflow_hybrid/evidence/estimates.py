@@ -14,11 +14,12 @@ import tensorflow as tf
 from gpflow.models import GPModel
 
 from ..errors import GPflowHybridError, InvalidDataError
+from ..inference.reports import InferenceResult
 from ..models import CVIModel, EPModel, LaplaceModel
 from ..objectives import check_power
 from ..plotting import pyplot
 from .annealing import annealed_importance_sampling
-from .plans import make_plan
+from .plans import Plan, make_plan
 from .results import TRUSTED
 from .settings import working_copy
 
@@ -61,8 +62,8 @@ class EvidenceComparison:
         for estimate in self.estimates:
             if estimate.name == name:
                 return estimate
-        known = ", ".join(estimate.name for estimate in self.estimates)
-        raise KeyError(f"{name!r} was not computed; computed were {known}.")
+        names = ", ".join(estimate.name for estimate in self.estimates)
+        raise KeyError(f"{name!r} was not computed; computed were {names}.")
 
     def as_dict(self) -> dict[str, float]:
         """Values by name; the standard error of AIS as ``"ais_standard_error"``."""
@@ -175,22 +176,20 @@ def compare_evidence(
         start = time.perf_counter()
         try:
             value, error, remark = compute()
+            if not math.isfinite(value):
+                value, error = math.nan, None
+                remark = f"no value: it is not finite. {remark}".rstrip()
         except GPflowHybridError as failure:
             value, error, remark = math.nan, None, f"no value: {failure}"
-        if not math.isfinite(value) and not remark.startswith("no value"):
-            value, error, remark = math.nan, None, f"no value: it is not finite. {remark}".rstrip()
         seconds = time.perf_counter() - start
         estimates.append(EvidenceEstimate(name, value, error, seconds, remark or note))
 
     variational = CVIModel(data, *parts)
-
     trouble = ""
 
     def bound() -> tuple[float, None, str]:
         nonlocal trouble
-        result = variational.infer()
-        if not result.converged or "quadrature" in result.message:
-            trouble = result.message
+        trouble = _trouble(variational.infer())
         return float(variational.elbo()), None, trouble
 
     def power_ep(alpha: float) -> tuple[float, None, str]:
@@ -198,48 +197,51 @@ def compare_evidence(
 
     def own(kind: type[EPModel] | type[LaplaceModel]) -> tuple[float, None, str]:
         yardstick = kind(data, *parts)
-        result = yardstick.infer()
-        value = float(yardstick.log_marginal_likelihood())
-        poor = not result.converged or "quadrature" in result.message
-        return value, None, result.message if poor else ""
+        remark = _trouble(yardstick.infer())
+        return float(yardstick.log_marginal_likelihood()), None, remark
+
+    def sampled() -> tuple[float, float, str]:
+        result = annealed_importance_sampling(copy, **options)
+        trusted = result.message == TRUSTED
+        remark = DESCRIPTIONS["ais"] if trusted else result.message.rstrip(".")
+        size = f"{result.effective_sample_size:.0f} of {result.log_weights.shape[-1]}"
+        remark = f"{remark}; effective sample size {size}"
+        return float(result.log_marginal_likelihood), float(result.standard_error), remark
 
     add("elbo", DESCRIPTIONS["elbo"], bound)
     for alpha in powers:
         note = f"between elbo (power 0) and ep_like (power 1), power {alpha:g}"
         add(f"power_ep_{alpha:g}", note, functools.partial(power_ep, alpha))
     add("ep_like", DESCRIPTIONS["ep_like"], functools.partial(power_ep, 1.0))
-
     add("ep", DESCRIPTIONS["ep"], functools.partial(own, EPModel))
     add("laplace", DESCRIPTIONS["laplace"], functools.partial(own, LaplaceModel))
-
     if sample:
-
-        def sampled() -> tuple[float, float, str]:
-            result = annealed_importance_sampling(copy, **options)
-            trusted = result.message == TRUSTED
-            size = f"{result.effective_sample_size:.0f} of {result.log_weights.shape[-1]}"
-            remark = DESCRIPTIONS["ais"] if trusted else result.message.rstrip(".")
-            remark = f"{remark}; effective sample size {size}"
-            return float(result.log_marginal_likelihood), float(result.standard_error), remark
-
         add("ais", DESCRIPTIONS["ais"], sampled)
     return EvidenceComparison(tuple(estimates), int(data[0].shape[0]))
 
 
+def _trouble(result: InferenceResult) -> str:
+    """What a row should say of the inference behind it, if anything."""
+    return "" if result.converged and "quadrature" not in result.message else result.message
+
+
 def _annealing_options(annealing: Mapping[str, Any] | None, seed: int) -> dict[str, Any]:
     """The sampler's keyword arguments, refused before anything is computed."""
-    known = dict(inspect.signature(annealed_importance_sampling).parameters)
-    del known["model"], known["hyperparameters"]
     if annealing is not None and not isinstance(annealing, Mapping):
         raise InvalidDataError(
             f"annealing must be a dictionary of keyword arguments; found {annealing!r}."
         )
     options = {"seed": seed, **(annealing or {})}
+    arguments = inspect.signature(annealed_importance_sampling).parameters
+    defaults = {name: argument.default for name, argument in arguments.items()}
+    del defaults["model"], defaults["hyperparameters"]
     for name in options:
-        if name not in known:
+        if name not in defaults:
             raise InvalidDataError(
-                f"annealing names {name!r}, which is no argument here; known are {', '.join(known)}."
+                f"annealing names {name!r}, which is no argument here; known are "
+                f"{', '.join(defaults)}."
             )
-    values = {name: options.get(name, parameter.default) for name, parameter in known.items()}
-    make_plan(**{name: values[name] for name in inspect.signature(make_plan).parameters})
+    make_plan(
+        **{field.name: (defaults | options)[field.name] for field in dataclasses.fields(Plan)}
+    )
     return options

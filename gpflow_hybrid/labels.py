@@ -1,0 +1,101 @@
+"""Which observations a likelihood has a density for, and what to do about others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gpflow.base import AnyNDArray
+from gpflow.likelihoods import (
+    Bernoulli,
+    Beta,
+    Exponential,
+    Gamma,
+    Likelihood,
+    MultiClass,
+    Ordinal,
+    Poisson,
+    Softmax,
+    SwitchedLikelihood,
+)
+
+from .errors import InvalidDataError
+from .likelihoods import ProbitBernoulli
+
+
+def check_labels(Y: AnyNDArray, likelihood: Likelihood, rows: AnyNDArray | None = None) -> None:
+    """Refuse observations outside the likelihood's support, naming one and the remedy.
+
+    :param rows: the rows of the data that Y holds; all by default.
+    """
+    rows = np.arange(len(Y)) if rows is None else rows
+    if len(Y) == 0:
+        return
+    if isinstance(likelihood, SwitchedLikelihood):
+        _check_switched(Y, likelihood)
+        return
+    if Y.shape[1] != 1 and isinstance(likelihood, (MultiClass, Softmax)):
+        raise InvalidDataError(
+            f"Y must have one column of class numbers for {type(likelihood).__name__}; found "
+            f"{Y.shape[1]} columns. Pass Y.argmax(1)[:, None] if it is one-hot."
+        )
+    _require(Y, rows, likelihood, _support(Y, likelihood))
+
+
+def _support(Y: AnyNDArray, likelihood: Likelihood) -> tuple[AnyNDArray, str, str]:
+    """Which observations a likelihood has a density for, what these are in words, and the remedy."""
+    whole = Y == np.round(Y)
+    if isinstance(likelihood, (Bernoulli, ProbitBernoulli)):
+        values = set(np.unique(Y).tolist())
+        remedy = "Recode the two classes as 0 and 1."
+        if values <= {-1, 1}:
+            remedy = "Pass (Y + 1) / 2."
+        elif values <= {1, 2}:
+            remedy = "Pass Y - 1."
+        return (Y == 0) | (Y == 1), "0 or 1", remedy
+    if isinstance(likelihood, Poisson):
+        remedy = "Pass counts; model rates or scores with another likelihood."
+        return (Y >= 0) & whole, "a count (0, 1, 2, …)", remedy
+    if isinstance(likelihood, Beta):
+        remedy = "Rescale Y, or move exact zeros and ones inside the interval."
+        return (Y > 0) & (Y < 1), "strictly between 0 and 1", remedy
+    if isinstance(likelihood, Gamma):
+        return Y > 0, "positive", "Remove or shift values that are not."
+    if isinstance(likelihood, Exponential):
+        return Y >= 0, "non-negative", "Remove or shift values that are not."
+    if isinstance(likelihood, (MultiClass, Softmax, Ordinal)):
+        num: Any = (
+            likelihood.num_bins if isinstance(likelihood, Ordinal) else likelihood.num_classes
+        )
+        remedy = "Pass Y - 1." if Y.min() == 1 and Y.max() == num else "Number the classes from 0."
+        return (Y >= 0) & (Y < num) & whole, f"a class number from 0 to {num - 1}", remedy
+    return np.ones(Y.shape, bool), "", ""
+
+
+def _require(
+    Y: AnyNDArray, rows: AnyNDArray, likelihood: Likelihood, support: tuple[AnyNDArray, str, str]
+) -> None:
+    inside, words, remedy = support
+    if not inside.all():
+        row, column = np.argwhere(~inside)[0]
+        raise InvalidDataError(
+            f"Y must be {words} for {type(likelihood).__name__}; found {Y[row, column]:g} at row "
+            f"{rows[row]}. {remedy}"
+        )
+
+
+def _check_switched(Y: AnyNDArray, likelihood: SwitchedLikelihood) -> None:
+    num = len(likelihood.likelihoods)
+    if Y.shape[1] < 2:
+        raise InvalidDataError(
+            "Y must have a last column that selects the likelihood for SwitchedLikelihood; found "
+            f"{Y.shape[1]} column. Append the index of each row's likelihood."
+        )
+    index = Y[:, -1:]
+    inside = (index >= 0) & (index < num) & (index == np.round(index))
+    words = f"an index from 0 to {num - 1} in its last column"
+    support = (inside, words, "It selects each row's likelihood.")
+    _require(index, np.arange(len(Y)), likelihood, support)
+    for i, part in enumerate(likelihood.likelihoods):
+        rows = np.flatnonzero(index[:, 0] == i)
+        check_labels(Y[rows, :-1], part, rows)
