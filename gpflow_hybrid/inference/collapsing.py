@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -16,11 +17,9 @@ from ..linalg import Marginals
 from ..priors import Array, Prior, PriorMoments
 from ..sites import SiteValues
 from .common import Collapse, Method, SitePair, Solution
+from .options import TRAINING
 from .questions import Iteration
 from .servers import run, run_in_graph
-
-WARN_RESIDUAL = 1e-3
-"""Residual above which the training loss says that its gradient is not exact."""
 
 NOT_CONVERGED = (
     "Inference inside the training loss did not converge: its residual is {:.1e}. Value and gradient are "
@@ -43,11 +42,14 @@ class CollapsedTensors(NamedTuple):
     q: Marginals
     weights: SitePair
     prior_adjoint: Callable[[], Sequence[tf.Tensor]]
-    """The total derivatives in the tensors that the prior was made of."""
+    """The total derivatives in the tensors that the prior was made of; to be asked for once."""
 
 
 class Remarks:
-    """What a training loss has to say, each kind once: an optimiser evaluates it many times."""
+    """What a training loss has to say, each kind once: an optimiser evaluates it many times.
+
+    A compiled loss has remarks of its own; those of eager calls are a model's, until :meth:`forget`.
+    """
 
     def __init__(self) -> None:
         self._made: set[str] = set()
@@ -60,13 +62,14 @@ class Remarks:
         """Warn of what has not been warned of before."""
         residual = float(found.solution.residual)
         remarks = list(found.remarks)
-        if found.solution.has_started and residual > WARN_RESIDUAL:
+        if found.solution.has_started and residual > TRAINING.warn_residual:
             remarks.append(NOT_CONVERGED.format(residual))
         for remark in remarks:
-            kind = remark[:40]
+            kind, *_ = re.split("[:;]", remark)  # what follows has numbers
             if kind not in self._made:
                 self._made.add(kind)
-                warnings.warn(remark, ConvergenceWarning, stacklevel=2)
+                # Python itself would say the same words once in a process; this is another run.
+                warnings.warn_explicit(remark, ConvergenceWarning, __file__, 1, __name__, {})
 
 
 def collapse(
@@ -84,7 +87,7 @@ def collapse(
         iteration = method.collapse(prior, SiteValues(*(x.numpy() for x in start)), *limits)
         found = run(iteration, likelihood, data)
         remarks.make(found)
-        return _as_tensors(found, moments)
+        return _as_tensors(found, moments, prior)
     iterate = functools.partial(_to_arrays, method, moments.on_host, limits, remarks)
     pair = tf.TensorShape([2]).concatenate(start.lambda_1.shape)
     shapes = [pair, [5], [], pair, pair, *(x.shape for x in moments)]
@@ -112,19 +115,32 @@ def _to_arrays(
     """A collapse as the arrays that a graph takes, from those of the prior, λ₁ and λ₂."""
     *moments, lambda_1, lambda_2 = arrays
     prior = make_prior(*moments)
-    found = yield from method.collapse(prior, SiteValues(lambda_1, lambda_2), *limits)
-    remarks.make(found)
-    has_started = found.covariance is not None
-    bars = found.prior_adjoint() if has_started else [np.zeros_like(x) for x in moments]
-    prior.close()
+    try:
+        found = yield from method.collapse(prior, SiteValues(lambda_1, lambda_2), *limits)
+        remarks.make(found)
+        bars = _prior_adjoint(found, moments)
+    finally:
+        prior.close()
     sites, *numbers = found.solution
     q = np.stack([found.q.mean, found.q.variance])
     return np.stack(sites), np.array(numbers), found.value, q, np.stack(found.weights), *bars
 
 
-def _as_tensors(found: Collapse, moments: PriorMoments) -> CollapsedTensors:
+def _prior_adjoint(found: Collapse, moments: Sequence[Array]) -> Sequence[Array]:
+    """The total derivatives in these arrays; zero where there was no start."""
+    if found.covariance is None:
+        return [np.zeros_like(x) for x in moments]
+    return found.prior_adjoint()
+
+
+def _as_tensors(found: Collapse, moments: PriorMoments, prior: Prior) -> CollapsedTensors:
     def tensor(x: Any) -> tf.Tensor:
         return tf.convert_to_tensor(np.asarray(x, moments.mean.dtype.as_numpy_dtype))
+
+    def prior_adjoint() -> list[tf.Tensor]:
+        bars = [tensor(x) for x in _prior_adjoint(found, [x.numpy() for x in moments])]
+        prior.close()
+        return bars
 
     sites, *numbers = found.solution
     return CollapsedTensors(
@@ -132,5 +148,5 @@ def _as_tensors(found: Collapse, moments: PriorMoments) -> CollapsedTensors:
         tensor(found.value),
         Marginals(*map(tensor, found.q)),
         SitePair(*map(tensor, found.weights)),
-        lambda: [tensor(x) for x in found.prior_adjoint()],
+        prior_adjoint,
     )

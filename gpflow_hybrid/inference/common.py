@@ -19,7 +19,7 @@ from .questions import Iteration, Question
 # Status of a finished iteration.
 CONVERGED, EXHAUSTED, STALLED, INVALID_START = range(4)
 
-Known = TypeVar("Known")
+State = TypeVar("State")
 
 
 class SitePair(NamedTuple):
@@ -164,16 +164,16 @@ def no_collapse(solution: Solution) -> Collapse:
 
 
 def from_warm_start(
-    solve: Callable[[SiteValues, tuple[Known, ...]], Iteration[tuple[Solution, Known]]],
+    solve: Callable[[SiteValues, tuple[State, ...]], Iteration[tuple[Solution, State]]],
     warm: SiteValues,
     *,
     by_value: bool,
-) -> Iteration[tuple[Solution, Known]]:
+) -> Iteration[tuple[Solution, State]]:
     """``solve(warm)``; if that does not come near a solution, ``solve(0)`` as well, and the better.
 
     A warm start can be a bad one after a long step in the hyperparameters.
 
-    :param solve: also takes what is still needed, and returns whatever else is known at the solution.
+    :param solve: also takes what is still needed, and returns the state at the solution.
     :param by_value: whether the better is the one of higher value, or of smaller residual.
     """
     first = yield from solve(warm, ())

@@ -123,15 +123,15 @@ class NewtonSystem:
         a, b = x
         mm, mv, vm, vv = self.curvature
         dm, dv = self.covariance.product(a), -self.covariance.squared_product(b)
-        into_a = self.c * a - self.g2 * dm - _per_datum(mm, dm) - _per_datum(mv, dv)
-        into_b = self.c * b + 2.0 * (_per_datum(vm, dm) + _per_datum(vv, dv))
+        into_a = self.c * a - self.g2 * dm - per_datum(mm, dm) - per_datum(mv, dv)
+        into_b = self.c * b + 2.0 * (per_datum(vm, dm) + per_datum(vv, dv))
         return np.stack([into_a, into_b])
 
     def _transpose_apply(self, w: Array) -> Array:
         wa, wb = w
         mm, mv, vm, vv = self.curvature
-        into_m = -_per_datum(mm, wa, True) - self.g2 * wa + 2.0 * _per_datum(vm, wb, True)
-        into_v = _per_datum(mv, wa, True) - 2.0 * _per_datum(vv, wb, True)
+        into_m = -per_datum(mm, wa, True) - self.g2 * wa + 2.0 * per_datum(vm, wb, True)
+        into_v = per_datum(mv, wa, True) - 2.0 * per_datum(vv, wb, True)
         pulled = [self.covariance.product(into_m), self.covariance.squared_product(into_v)]
         return self.c * w + np.stack(pulled)
 
@@ -204,7 +204,7 @@ def _gmres(
     return inverse(x.reshape(r.shape) / units), info == 0
 
 
-def _per_datum(H: Array, x: Array, transpose: bool = False) -> Array:
+def per_datum(H: Array, x: Array, transpose: bool = False) -> Array:
     """``Hₙ xₙ`` for every datum: ``[N, L, L]`` and ``[L, N]`` to ``[L, N]``."""
     if len(x) == 1:
         return H[:, 0, 0] * x

@@ -14,6 +14,16 @@ class NewtonOptions:
 
     max_damping: float = 1e10
     """μ at which it gives up: the ELBO cannot be raised any more at this precision."""
+    first_damping: float = 0.1
+    """μ after a first step that failed,"""
+    damping_factor: float = 4.0
+    """by how much it rises after further ones, and falls after a success,"""
+    no_damping_below: float = 0.04
+    """and where it falls to nothing."""
+    rounding_errors: float = 100.0
+    """Rounding errors of the ELBO's terms that its own is taken for: sums of many."""
+    few_digits: float = 1e-3
+    """Rounding error, relative to the ELBO, above which the ELBO is not a number any more."""
     shrink_limit: float = 0.95
     """No step may take away more than this part of a marginal's precision, or of a positive site."""
     wild_site: float = 1e3
@@ -50,6 +60,20 @@ class CollapseOptions:
 
 
 @dataclasses.dataclass(frozen=True)
+class TrainingOptions:
+    """Of inference inside a training loss."""
+
+    tolerance: float = 1e-9
+    """Residual to which it infers: its gradient feels the residual to first order, its value to second."""
+    max_steps: int = 200
+    """Steps that it may try from one start."""
+    warn_residual: float = 1e-3
+    """Residual above which it says that value and gradient are not exact."""
+    penalty_per_datum: float = 1e3
+    """Loss per datum, in nats, at hyperparameters that have no objective."""
+
+
+@dataclasses.dataclass(frozen=True)
 class PropagationOptions:
     """Of expectation propagation."""
 
@@ -67,6 +91,8 @@ class PropagationOptions:
     """Steps that the first attempt may always try; of more, half are kept for a second."""
     cautious_step: float = 0.2
     """Largest ρ of the second attempt, from zero sites and without memory, where the first fails."""
+    ridge: float = 1e-10
+    """Of the acceleration's least squares: keeps updates that depend on each other out."""
     shrink_limit: float = 0.05
     """An accelerated step may not take a site below this part of what it is and of what it should be."""
 
@@ -83,5 +109,6 @@ class LaplaceOptions:
 
 NEWTON = NewtonOptions()
 COLLAPSE = CollapseOptions()
+TRAINING = TrainingOptions()
 PROPAGATION = PropagationOptions()
 LAPLACE = LaplaceOptions()

@@ -159,7 +159,7 @@ class Memory:
         norms = np.linalg.norm(A, axis=-1)
         scale = np.divide(1.0, norms, out=np.zeros_like(norms), where=norms > 0.0)
         A = A * scale[:, None]
-        gram = A @ A.T + 1e-10 * np.eye(len(A), dtype=A.dtype)  # keeps dependent ones out
+        gram = A @ A.T + PROPAGATION.ridge * np.eye(len(A), dtype=A.dtype)
         gamma = scale * np.linalg.solve(gram, A @ at.in_units(s))
         moves = np.stack(self.sites) + lr * np.stack(self.steps)
         accelerated = plain - np.tensordot(gamma, moves, 1)

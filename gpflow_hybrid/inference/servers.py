@@ -11,7 +11,6 @@ import copy
 import functools
 import itertools
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -28,11 +27,9 @@ from .questions import Iteration, Question, Request, understood
 
 Result = TypeVar("Result")
 
-MAX_OPEN = 64
-"""Iterations of graphs that may wait for an answer at the same time; the longest waiting one goes."""
-
-ABANDONED_AFTER = 600.0
-"""Seconds after which nobody will answer any more: the graph has failed in between."""
+MAX_OPEN = 4
+"""Iterations of one graph that may wait for an answer at the same time, one for every thread that runs
+it. Of more, the longest waiting one goes: where an answer has failed, nobody comes back for it."""
 
 
 def run(
@@ -110,7 +107,7 @@ class Sessions:
     """Iterations that wait for a graph's answers, by number."""
 
     def __init__(self) -> None:
-        self._open: dict[int, tuple[float, Any]] = {}  # since when it waits
+        self._open: dict[int, Any] = {}  # the longest waiting first
         self._numbers = itertools.count()
         self._lock = threading.Lock()
 
@@ -118,15 +115,11 @@ class Sessions:
         return len(self._open)
 
     def put(self, iteration: Any) -> int:
-        """A number for an iteration that waits from now on; abandoned ones are closed."""
-        now = time.monotonic()
+        """A number for an iteration that waits from now on."""
         with self._lock:
-            waiting = list(self._open)  # the longest first
-            too_many = waiting[: max(0, len(waiting) + 1 - MAX_OPEN)]
-            too_long = [i for i in waiting if now - self._open[i][0] > ABANDONED_AFTER]
-            abandoned = [self._open.pop(i)[1] for i in {*too_many, *too_long}]
             number = next(self._numbers)
-            self._open[number] = now, iteration
+            self._open[number] = iteration
+            abandoned = [self._open.pop(i) for i in list(self._open)[:-MAX_OPEN]]
         for other in abandoned:
             other.close()
         return number
@@ -135,14 +128,11 @@ class Sessions:
         """The iteration of a number, which waits no longer."""
         with self._lock:
             if number in self._open:
-                return self._open.pop(number)[1]
+                return self._open.pop(number)
         raise RuntimeError(
-            "An E-step inside a graph was given up: its likelihood took longer than "
-            f"{ABANDONED_AFTER:.0f} s to answer, or more than {MAX_OPEN} ran at the same time."
+            f"An E-step inside a graph was given up: more than {MAX_OPEN} threads ran the same graph. "
+            "Compile a training loss for each of them."
         )
-
-
-SESSIONS = Sessions()
 
 
 def run_in_graph(
@@ -184,6 +174,7 @@ def _take_turns(
             asked.append(as_understood)
         index_of[question] = asked.index(as_understood)
     sites = arguments[-1]  # [N, L], as what is asked about
+    sessions = Sessions()
     dtype, end = sites.dtype, len(asked)
 
     def advance(iteration: Any, answer: Any) -> tuple[Any, ...]:
@@ -191,18 +182,18 @@ def _take_turns(
         try:
             request = iteration.send(answer)
         except StopIteration as stop:
-            return SESSIONS.put(Finished(stop.value)), end, np.zeros((1, 0, 0))
-        return SESSIONS.put(iteration), index_of[request.question], np.stack(request.arrays)
+            return sessions.put(Finished(stop.value)), end, np.zeros((1, 0, 0))
+        return sessions.put(iteration), index_of[request.question], np.stack(request.arrays)
 
     def begin(*arrays: Array) -> tuple[Any, ...]:
         return advance(start(*arrays), None)
 
     def resume(number: Any, index: Any, arrays: Array, flat: Array) -> tuple[Any, ...]:
         answer = asked[int(index)].unpack(flat, *arrays.shape[1:])
-        return advance(SESSIONS.take(int(number)), answer)
+        return advance(sessions.take(int(number)), answer)
 
     def finish(number: Any) -> tuple[Array, ...]:
-        return SESSIONS.take(int(number)).result
+        return sessions.take(int(number)).result
 
     kinds = [tf.int64, tf.int32, dtype]
     state_shapes = [tf.TensorShape([]), tf.TensorShape([]), tf.TensorShape([None, None, None])]

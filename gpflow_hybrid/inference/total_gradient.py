@@ -44,7 +44,7 @@ from .common import (
     moved,
     no_collapse,
 )
-from .newton import NewtonSystem
+from .newton import NewtonSystem, per_datum
 from .options import COLLAPSE
 from .questions import CURVATURE, EXPECTATIONS, ROUGH_CURVATURE, Iteration, ratios
 from .reports import OWN_QUADRATURE_ERROR
@@ -125,7 +125,8 @@ def collapse(
 def at_fixed_sites(alpha: float, prior: Prior, sites: SiteValues, *_: Any) -> Iteration[Collapse]:
     """``L_α`` and its derivatives at the given λ, which does not follow the hyperparameters."""
     at = yield from evaluate(prior, sites)
-    status = CONVERGED if np.isfinite(at.elbo) else INVALID_START
+    has_objective = np.isfinite(at.elbo) and (alpha * sites.lambda_2 * at.q.variance < 1.0).all()
+    status = CONVERGED if has_objective else INVALID_START
     solution = Solution(sites, status, 0, 1, at.elbo, 0.0)
     if status == INVALID_START:
         return no_collapse(solution)
@@ -203,10 +204,8 @@ def _total_adjoint(
 
 
 def _per_datum(H: Array, x: Array, transpose: bool = False) -> Array:
-    """``Hₙ xₙ`` for every datum: ``[N, L, L]`` and ``[N, L]``."""
-    if x.shape[1] == 1:
-        return H[:, :, 0] * x
-    return np.einsum("nkl,nk->nl" if transpose else "nlk,nk->nl", H, x)
+    """:func:`~gpflow_hybrid.inference.newton.per_datum` of vectors ``[N, L]``."""
+    return per_datum(H, x.T, transpose).T
 
 
 def likelihood_value(

@@ -110,7 +110,7 @@ def _cancelled(
     # A wide prior: m = μ₀ + Kβ with β = λ₁ − λ₂m is a difference of much larger numbers.
     r, beta = lambda_1 - lambda_2 * prior.mean, lambda_1 - lambda_2 * q.mean
     in_mean = np.sum(np.abs(r)) * np.sum(np.abs(beta)) * prior.largest_variance
-    return float(100.0 * terms + 4.0 * in_mean)
+    return float(NEWTON.rounding_errors * terms + 4.0 * in_mean)
 
 
 def natural_gradient_step(q: Marginals, sites: SiteValues, E: Any, lr: Any) -> SiteValues:
@@ -188,7 +188,7 @@ def newton(
         rises = _improves(new.elbo - at.elbo, at.rounding_error, new_residual < residual)
         if rises and _has_digits(new, at.elbo, at.rounding_error):
             if failures == 0:
-                mu = mu / 4.0 if mu > 0.04 else 0.0
+                mu = mu / NEWTON.damping_factor if mu > NEWTON.no_damping_below else 0.0
             at, residual, system = new, new_residual, None
             steps, failures = steps + 1, 0
         else:
@@ -263,9 +263,9 @@ def _has_digits(new: Evaluation, elbo: float, rounding_error: float) -> bool:
 
     Sites of enormous precision make ``I + KΛ`` singular to working precision.
     """
-    return new.rounding_error <= max(rounding_error, 1.0, 1e-3 * abs(elbo))
+    return new.rounding_error <= max(rounding_error, 1.0, NEWTON.few_digits * abs(elbo))
 
 
 def _more_damping(mu: float) -> float:
     """The next larger μ."""
-    return max(4.0 * mu, 0.1)
+    return max(NEWTON.damping_factor * mu, NEWTON.first_damping)

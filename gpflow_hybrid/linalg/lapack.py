@@ -36,7 +36,7 @@ WEAK_COVARIANCE = 1e-8
 _BELOW = np.tri(BLOCK, dtype=bool)
 
 
-class Posterior(NamedTuple):
+class HostPosterior(NamedTuple):
     """``d = Σr``, ``v = diag Σ``, ``log Z``, and ``L⁻¹``, from which Σ follows."""
 
     shift: Array  # [N]
@@ -46,7 +46,7 @@ class Posterior(NamedTuple):
     negative: Array  # W, the negative sites' part of Σ = Σ₊ + WᵀW  [k, N]
 
 
-def posterior(K: Array, r: Array, lambda_2: Array, room: Array | None = None) -> Posterior:
+def posterior(K: Array, r: Array, lambda_2: Array, room: Array | None = None) -> HostPosterior:
     """``d``, ``v``, ``log Z`` and ``L⁻¹`` for one latent; NaN where no valid q exists.
 
     :param room: for ``L⁻¹``.
@@ -76,7 +76,7 @@ def posterior(K: Array, r: Array, lambda_2: Array, room: Array | None = None) ->
     shift += (W @ r) @ W
     variance += np.einsum("ij,ij->j", W, W)
     log_normaliser = 0.5 * (r @ shift - log_det - log_det_C)
-    return Posterior(shift, variance, np.asarray(log_normaliser, K.dtype), L, W)
+    return HostPosterior(shift, variance, np.asarray(log_normaliser, K.dtype), L, W)
 
 
 def covariance(
@@ -283,10 +283,12 @@ def _signed_product(Sigma: Array, lambda_2: Array, v_bar: Array) -> Array:
     return K_bar
 
 
-def _no_posterior(K: Array, L: Array) -> Posterior:
+def _no_posterior(K: Array, L: Array) -> HostPosterior:
     nothing = np.full(len(K), np.nan, K.dtype)
     L[...] = np.nan
-    return Posterior(nothing, nothing.copy(), np.asarray(np.nan, K.dtype), L, np.zeros((0, len(K))))
+    return HostPosterior(
+        nothing, nothing.copy(), np.asarray(np.nan, K.dtype), L, np.zeros((0, len(K)))
+    )
 
 
 def _lapack(name: str, like: Array) -> Any:

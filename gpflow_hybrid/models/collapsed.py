@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,15 +15,13 @@ from ..compilation import call_compiled
 from ..errors import NonFiniteError
 from ..inference.collapsing import CollapsedTensors, Remarks, collapse
 from ..inference.common import Method, SitePair
+from ..inference.options import TRAINING
 from ..inference.total_gradient import fixed_sites
 from ..linalg import Marginals
 from ..priors import PriorMoments
 from ..sites import SiteValues
 from ..stand_ins import is_taken_apart, parameters_of, with_values
 from .inferred import InferredModel
-
-PENALTY_PER_DATUM = 1e3
-"""Loss per datum, in nats, at hyperparameters that have no objective."""
 
 Gradients = Callable[[], list[tf.Tensor]]
 
@@ -104,7 +103,10 @@ class CollapsedModel(InferredModel):
         )
         has_started = found.solution.has_started
         zero = tf.UnconnectedGradients.ZERO
+        # Now: a tape may ask when the parameters have moved.
+        own = self._likelihood_gradients(method, found)
 
+        @functools.cache  # the tape is read once, whoever asks how often
         def gradients() -> list[tf.Tensor]:
             bars = found.prior_adjoint()
             total = tape.gradient(
@@ -112,13 +114,11 @@ class CollapsedModel(InferredModel):
             )
             # Dense, as zeros are; constants for whoever differentiates once more.
             total = [tf.stop_gradient(tf.convert_to_tensor(g)) for g in total]
-            own = self._likelihood_gradients(method, found)
             total = [g + own.get(id(v), 0.0) for v, g in zip(variables, total, strict=True)]
             return [tf.where(has_started, g, tf.zeros_like(g)) for g in total]
 
         if not tf.executing_eagerly():
-            found_gradients = gradients()
-            gradients = lambda: found_gradients  # noqa: E731
+            gradients()
         return found, gradients
 
     def _likelihood_gradients(self, method: Method, found: CollapsedTensors) -> dict[int, Any]:
@@ -165,7 +165,7 @@ class CollapsedModel(InferredModel):
     def _lowest(self) -> tf.Tensor:
         """An objective so low that a line search backs away."""
         num_data = tf.cast(tf.shape(self.sites.lambda_1)[0], self.sites.lambda_1.dtype)
-        return -PENALTY_PER_DATUM * num_data
+        return -TRAINING.penalty_per_datum * num_data
 
     def _penalty(self) -> tf.Tensor:
         """The lowest objective, and flat; refused at a first evaluation."""

@@ -13,7 +13,7 @@ from ..compilation import call_compiled
 from ..errors import NonFiniteError, in_short
 from ..inference.collapsing import Limits, Remarks
 from ..inference.common import Method, Solution
-from ..inference.options import COLLAPSE
+from ..inference.options import COLLAPSE, TRAINING
 from ..inference.reports import Diagnosis, InferenceResult, diagnosed, report
 from ..inference.servers import run
 from ..likelihoods.expectations import expectation_gradients
@@ -22,13 +22,6 @@ from ..priors import DensePrior, PriorMoments
 from ..sites import SiteValues
 from ..validation import check_count, check_positive
 from .base import SiteModel
-
-TRAINING_TOLERANCE = 1e-9
-"""Residual to which the training loss infers: its gradient feels the residual to first order, its value
-to second order."""
-
-TRAINING_STEPS = 200
-"""Steps that the training loss may try from one start."""
 
 COULD_NOT_START = (
     "Inference inside the training loss could not start: the kernel matrix, the mean "
@@ -190,4 +183,4 @@ class InferredModel(SiteModel):
 
     def _training_limits(self) -> Limits:
         eps = float(np.finfo(self.sites.lambda_1.dtype.as_numpy_dtype).eps)
-        return Limits(max(TRAINING_TOLERANCE, 1e3 * eps), TRAINING_STEPS)
+        return Limits(max(TRAINING.tolerance, 1e3 * eps), TRAINING.max_steps)

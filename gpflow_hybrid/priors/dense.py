@@ -50,6 +50,7 @@ class DensePrior:
     def close(self) -> None:
         """Leave the matrices' memory to the next E-step."""
         leave_workspace(self.workspace)
+        self.workspace = Workspace(0, self.K.dtype)  # whoever comes late finds none of it
 
 
 class DensePosterior:

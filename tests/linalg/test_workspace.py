@@ -166,6 +166,11 @@ def test_tensorflow_keeps_what_it_was_given() -> None:
 # E-steps
 
 
+def assert_same(found: np.ndarray, expected: np.ndarray) -> None:
+    """Finite alike, and the same but for the last digits: these depend on where vectors lie in memory."""
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+
+
 Problem = tuple[np.ndarray, np.ndarray, list[SiteValues]]
 
 
@@ -225,7 +230,7 @@ def test_nothing_reads_what_another_matrix_left(
     again = DensePrior(K, mean)
     assert again.workspace is room
     for found, value in zip(e_step(again, sites), expected, strict=True):
-        np.testing.assert_array_equal(found, value)
+        assert_same(found, value)
 
 
 @pytest.mark.parametrize("signs", ["positive", "mixed"])
@@ -255,7 +260,7 @@ def test_nothing_reads_fresh_memory(signs: str, monkeypatch: pytest.MonkeyPatch)
     for module in (lapack, workspace):
         monkeypatch.setattr(module, "empty_matrix", poisoned)
     for found, value in zip(everything(), expected, strict=True):
-        np.testing.assert_array_equal(found, value)
+        assert_same(found, value)
         assert np.isfinite(value).all()
 
 
@@ -289,7 +294,7 @@ def test_nothing_reads_what_sites_without_a_posterior_left() -> None:
         prior.posterior(at).covariance(for_adjoint=True)
     prior.close()
     for found, value in zip(e_step(DensePrior(K, mean), sites), expected, strict=True):
-        np.testing.assert_array_equal(found, value)
+        assert_same(found, value)
 
 
 def test_two_priors_at_the_same_time_do_not_disturb_each_other() -> None:
@@ -302,22 +307,21 @@ def test_two_priors_at_the_same_time_do_not_disturb_each_other() -> None:
     expected = [covariance(*each).product(x) for each in problems]
     together = [covariance(*each) for each in problems]
     for found, value in zip(together, expected, strict=True):
-        np.testing.assert_array_equal(found.product(x), value)
+        assert_same(found.product(x), value)
 
 
 def test_threads_infer_what_one_alone_does() -> None:
     problems = [problem(seed, 1, 1, "mixed") for seed in range(4)]
     expected = [e_step(DensePrior(K, mean), sites) for K, mean, sites in problems]
 
-    def agrees(i: int) -> bool:
+    def check(i: int) -> None:
         K, mean, sites = problems[i]
         for _ in range(20):
             prior = DensePrior(K, mean)
             found = e_step(prior, sites)
             prior.close()
-            if not all(np.array_equal(a, b) for a, b in zip(found, expected[i], strict=True)):
-                return False
-        return True
+            for a, b in zip(found, expected[i], strict=True):
+                assert_same(a, b)
 
     with ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(agrees, range(4)))
+        list(pool.map(check, range(4)))

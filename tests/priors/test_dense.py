@@ -300,8 +300,9 @@ def test_marginals_outlive_the_memory() -> None:
     bars = adjoint(covariance, *np.ones((3, 2, N)))
     results = [*q.marginals, covariance.variance, *bars]
     before = [np.array(x) for x in results]
+    room = prior.workspace
     prior.close()
-    for A in prior.workspace._matrices.values():
+    for A in room._matrices.values():
         A[...] = np.nan
     for found, value in zip(results, before, strict=True):
         np.testing.assert_array_equal(found, value)
