@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from .. import tuning
 from .distances import pull_back
+from .host import without_derivative
 
 Elementwise = Callable[..., tf.Tensor]
 """A function of a matrix, acting on every element alike, and of parameters."""
@@ -40,11 +41,11 @@ def of_distances(
             with tf.control_dependencies([upstream]):  # not before it is needed
                 D = distances()
             in_distances = _evaluate(_slope(function), D, constants, upstream)
-            return (
-                None,
+            bars = (
                 pull_back(X, in_distances),
                 *_differentiate(function, D, constants, upstream),
             )
+            return None, *without_derivative(bars, (upstream, X, *parameters))
 
         return tf.identity(result), grad
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,3 +35,22 @@ def call_on_host(
     return [
         tf.ensure_shape(x, shape) for x, shape in zip(tf.nest.flatten(found), shapes, strict=True)
     ]
+
+
+def without_derivative(
+    found: Sequence[tf.Tensor], origins: Sequence[tf.Tensor]
+) -> tuple[tf.Tensor, ...]:
+    """What was found, as it is; to differentiate it, also in what it was made of, says that a hand-written
+    adjoint has no derivative. (Calls of the host alone would pass for constants.)"""
+
+    @tf.custom_gradient
+    def attach(*tensors: tf.Tensor) -> tuple[tuple[tf.Tensor, ...], Callable[..., Any]]:
+        def grad(*_: tf.Tensor) -> Any:
+            raise NotImplementedError(
+                "Second derivatives through the posterior of the sites are not available: its adjoint "
+                "is written by hand. Use first derivatives, or finite differences of them."
+            )
+
+        return tuple(tf.identity(x) for x in tensors[: len(found)]), grad
+
+    return attach(*found, *origins)

@@ -149,6 +149,7 @@ def squared_distances(X: Array) -> Array:
     """``‖xᵢ − xⱼ‖² = xᵢᵀxᵢ + xⱼᵀxⱼ − 2 xᵢᵀxⱼ``, never negative, zero on the diagonal."""
     n = len(X)
     D = empty_matrix(n, X.dtype)
+    _clear_above(D)
     _blas("syrk", X)(-2.0, X.T, trans=1, beta=0.0, c=D.T, lower=0, overwrite_c=1)
     squares = -0.5 * D.diagonal()
     for rows in row_blocks(n):
@@ -159,6 +160,13 @@ def squared_distances(X: Array) -> Array:
     D.flat[:: n + 1] = 0.0
     mirror(D)
     return D
+
+
+def _clear_above(A: Array) -> None:
+    """Zero what rows of blocks reach above the diagonal: fresh memory can hold anything."""
+    for rows in row_blocks(len(A)):
+        block = A[rows, rows]
+        block[~_BELOW[: len(block), : len(block)]] = 0.0
 
 
 def mirror(A: Array) -> None:
@@ -268,6 +276,7 @@ def _signed_product(Sigma: Array, lambda_2: Array, v_bar: Array) -> Array:
     """``A diag(v̄) Aᵀ`` on and below the diagonal, by symmetric products for each sign of v̄."""
     n = len(v_bar)
     K_bar = empty_matrix(n, Sigma.dtype)
+    _clear_above(K_bar)
     memory = np.empty((min(RANK_CHUNK, n), n), Sigma.dtype)
     beta = 0.0
     for sign in (1.0, -1.0):

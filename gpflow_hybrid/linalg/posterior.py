@@ -11,7 +11,7 @@ import tensorflow as tf
 from . import factors, lapack
 from .backends import uses_lapack
 from .factors import LatentPosterior, matvec
-from .host import call_on_host
+from .host import call_on_host, without_derivative
 
 
 class Marginals(NamedTuple):
@@ -106,28 +106,12 @@ def site_posterior(
             K_bar = using.kernel_adjoint(Sigma, lambda_2, beta, d_bar, v_bar, z_bar)
             if K.shape[0] == 1 != r.shape[0]:
                 K_bar = tf.reduce_sum(K_bar, axis=0, keepdims=True)
-            bars = (d_bar, v_bar, z_bar)
-            return _without_derivative(K_bar, r_bar, lambda_2_bar, K, r, lambda_2, *bars)
+            origins = (K, r, lambda_2, d_bar, v_bar, z_bar)
+            return without_derivative((K_bar, r_bar, lambda_2_bar), origins)
 
         return tuple(tf.identity(x) for x in found), grad
 
     return LatentPosterior(*attach(K, r, lambda_2))
-
-
-@tf.custom_gradient
-def _without_derivative(
-    K_bar: tf.Tensor, r_bar: tf.Tensor, lambda_2_bar: tf.Tensor, *origins: tf.Tensor
-) -> tuple[tuple[tf.Tensor, ...], Callable[..., Any]]:
-    """The first three as they are; to differentiate them, also in what they were made of, says that the
-    hand-written adjoint has no derivative. (LAPACK's calls alone would pass for constants.)"""
-
-    def grad(*_: tf.Tensor) -> Any:
-        raise NotImplementedError(
-            "Second derivatives through the posterior of the sites are not available: its adjoint "
-            "is written by hand. Use first derivatives, or finite differences of them."
-        )
-
-    return tuple(tf.identity(x) for x in (K_bar, r_bar, lambda_2_bar)), grad
 
 
 def offset_sites(

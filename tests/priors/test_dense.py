@@ -104,7 +104,6 @@ def reduced_matrix(
     return np.stack(found)
 
 
-@np.errstate(all="ignore")  # as inference runs it
 def adjoint(covariance: DenseCovariance, *vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return covariance.adjoint(*vectors)
 

@@ -383,3 +383,15 @@ def test_gradients_in_data_in_a_variable(in_graph: bool) -> None:
     function = tf.function(gradient, autograph=False) if in_graph else gradient
     expected = gradient(lambda: covariance(kernel, tf.convert_to_tensor(X)))
     assert_all_close(function(lambda: matrix(kernel)), expected)
+
+
+def test_second_derivatives_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "FEW_DATA", 5)
+    kernel = gpflow.kernels.SquaredExponential()
+    X = tf.constant(np.random.default_rng(0).normal(size=(12, 2)))
+    with tf.GradientTape() as outer:
+        with tf.GradientTape() as inner:
+            total = tf.reduce_sum(KernelMatrix(X)(kernel))
+        first = inner.gradient(total, kernel.lengthscales.unconstrained_variable)
+    with pytest.raises(NotImplementedError, match="Second derivatives"):
+        outer.gradient(first, kernel.trainable_variables)
