@@ -6,6 +6,7 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
+import gc
 import multiprocessing
 import os
 import sys
@@ -171,6 +172,7 @@ class DaskCluster:
             raise SystemExit(
                 "--scheduler needs dask.distributed: pip install 'gpflow-hybrid[dask]'."
             ) from None
+        gc.collect()  # an earlier client that failed would be closed while this one starts, and wait for it
         try:
             self.client = distributed.Client(address, timeout="10s")
         except (OSError, ValueError) as error:
