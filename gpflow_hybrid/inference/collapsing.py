@@ -19,7 +19,7 @@ from ..sites import SiteValues
 from .common import Collapse, Method, SitePair, Solution
 from .options import TRAINING
 from .questions import Iteration
-from .servers import run, run_in_graph
+from .servers import Respondent, run, run_in_graph
 
 NOT_CONVERGED = (
     "Inference inside the training loss did not converge: its residual is {:.1e}. Value and gradient are "
@@ -91,8 +91,8 @@ def collapse(
     iterate = functools.partial(_to_arrays, method, moments.on_host, limits, remarks)
     pair = tf.TensorShape([2]).concatenate(start.lambda_1.shape)
     shapes = [pair, [5], [], pair, pair, *(x.shape for x in moments)]
-    asked = (method.questions, likelihood, data)
-    tensors = run_in_graph(iterate, [*moments, *start], shapes, *asked)
+    respondent = Respondent(method.questions, likelihood, data)
+    tensors = run_in_graph(iterate, [*moments, *start], shapes, respondent)
     lambdas, numbers, value, q, weights, *bars = tensors
     counts = tf.unstack(tf.cast(numbers[:3], tf.int32))
     solution = Solution(SiteValues(*tf.unstack(lambdas)), *counts, *tf.unstack(numbers[3:]))

@@ -87,7 +87,15 @@ class Collapse(NamedTuple):
         return self.covariance.adjoint(beta.T, self.mean_bar.T, self.variance_bar.T)
 
 
-LikelihoodValue = Callable[[Likelihood, Any, Any, Marginals, SiteValues, SitePair], tf.Tensor]
+class FixedPoint(NamedTuple):
+    """Where a derivative is taken: q, λ and the weights of the residual, all constant."""
+
+    q: Marginals
+    sites: SiteValues
+    weights: SitePair
+
+
+LikelihoodValue = Callable[[Likelihood, Any, Any, FixedPoint], tf.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +114,7 @@ class Method:
     """That the iterations ask."""
     likelihood_value: LikelihoodValue
     """What ``L + wᵀρ`` has of the likelihood's own parameters at a constant q, as a tensor, from
-    ``(likelihood, X, Y, q, sites, weights)``."""
+    ``(likelihood, X, Y, fixed point)``."""
     when_stalled: str
     """What it means that the iteration cannot go on, and what to do."""
     when_exhausted: str = "Raise max_steps."
@@ -161,6 +169,18 @@ def no_collapse(solution: Solution) -> Collapse:
     return Collapse(
         solution, np.nan, Marginals(nothing, nothing, np.nan), SitePair(nothing, nothing)
     )
+
+
+def without_state(
+    solve: Callable[[SiteValues], Iteration[Solution]],
+) -> Callable[[SiteValues, tuple[None, ...]], Iteration[tuple[Solution, None]]]:
+    """``solve`` for :func:`from_warm_start`, where nothing but the solution is needed."""
+
+    def solve_alone(start: SiteValues, _: tuple[None, ...]) -> Iteration[tuple[Solution, None]]:
+        solution = yield from solve(start)
+        return solution, None
+
+    return solve_alone
 
 
 def from_warm_start(

@@ -25,6 +25,7 @@ from ..sites import SiteValues
 from .common import (
     INVALID_START,
     Collapse,
+    FixedPoint,
     Method,
     SitePair,
     Solution,
@@ -33,6 +34,7 @@ from .common import (
     is_valid,
     no_collapse,
     relative_norm,
+    without_state,
 )
 from .options import LAPLACE
 from .questions import Iteration, Question
@@ -190,11 +192,8 @@ def collapse(
     ``∂ρ_b = −ℓ'''∂m``.
     """
 
-    def from_start(sites: SiteValues, _: tuple[None, ...]) -> Iteration[tuple[Solution, None]]:
-        solution = yield from newton(prior, sites, tolerance, max_steps)
-        return solution, None
-
-    solution, _ = yield from from_warm_start(from_start, start, by_value=True)
+    solve = without_state(lambda sites: newton(prior, sites, tolerance, max_steps))
+    solution, _ = yield from from_warm_start(solve, start, by_value=True)
     if not solution.has_started:
         return no_collapse(solution)
     posterior = prior.posterior(solution.sites)
@@ -218,15 +217,10 @@ def collapse(
 
 
 def likelihood_value(
-    likelihood: Likelihood,
-    X: tf.Tensor,
-    Y: tf.Tensor,
-    q: Marginals,
-    sites: SiteValues,
-    weights: SitePair,
+    likelihood: Likelihood, X: tf.Tensor, Y: tf.Tensor, fixed: FixedPoint
 ) -> tf.Tensor:
     """What Laplace's value and ``wᵀρ`` have of the likelihood's own parameters, at a constant q."""
-    at = point_values(likelihood, X, Y, q.mean)
+    at, weights = point_values(likelihood, X, Y, fixed.q.mean), fixed.weights
     implicit = tf.reduce_sum(weights.a * at.first) - tf.reduce_sum(weights.b * at.second)
     return tf.reduce_sum(at.value) + implicit
 

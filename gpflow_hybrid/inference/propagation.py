@@ -37,6 +37,7 @@ from ..sites import SiteValues
 from .common import (
     INVALID_START,
     Collapse,
+    FixedPoint,
     Method,
     SitePair,
     Solution,
@@ -45,6 +46,7 @@ from .common import (
     is_valid,
     no_collapse,
     relative_norm,
+    without_state,
     zeros_like,
 )
 from .options import PROPAGATION
@@ -233,11 +235,8 @@ def collapse(
 ) -> Iteration[Collapse]:
     """EP's sites from a warm start; its value is stationary in them."""
 
-    def from_start(sites: SiteValues, _: tuple[None, ...]) -> Iteration[tuple[Solution, None]]:
-        solution = yield from propagate(alpha, prior, sites, tolerance, max_steps)
-        return solution, None
-
-    solution, _ = yield from from_warm_start(from_start, start, by_value=False)
+    solve = without_state(lambda sites: propagate(alpha, prior, sites, tolerance, max_steps))
+    solution, _ = yield from from_warm_start(solve, start, by_value=False)
     if not solution.has_started:
         return no_collapse(solution)
     posterior = prior.posterior(solution.sites)
@@ -255,16 +254,10 @@ def collapse(
 
 
 def likelihood_value(
-    alpha: float,
-    likelihood: Likelihood,
-    X: tf.Tensor,
-    Y: tf.Tensor,
-    q: Marginals,
-    sites: SiteValues,
-    _: SitePair,
+    alpha: float, likelihood: Likelihood, X: tf.Tensor, Y: tf.Tensor, fixed: FixedPoint
 ) -> tf.Tensor:
     """What EP's value has of the likelihood's own parameters, at a constant q."""
-    return log_marginal_likelihood(q, sites, likelihood, X, Y, alpha)
+    return log_marginal_likelihood(fixed.q, fixed.sites, likelihood, X, Y, alpha)
 
 
 @functools.cache

@@ -135,37 +135,42 @@ class Sessions:
         )
 
 
+class Respondent(NamedTuple):
+    """Who is asked inside a graph, about which data, and the questions that may come."""
+
+    questions: Sequence[Question]
+    likelihood: Likelihood
+    data: tuple[tf.Tensor, tf.Tensor]
+
+
 def run_in_graph(
     start: Callable[..., Iteration[tuple[Array, ...]]],
     arguments: list[tf.Tensor],
     shapes: list[Any],
-    questions: Sequence[Question],
-    likelihood: Likelihood,
-    data: tuple[tf.Tensor, tf.Tensor],
+    respondent: Respondent,
 ) -> list[tf.Tensor]:
     """An iteration to its end, inside a graph.
 
     :param start: the iteration, from the arrays of ``arguments`` to arrays of the given ``shapes``.
     """
     # A graph that holds the original would keep it alive.
-    host = _on_arrays(questions, copy.copy(likelihood))
+    host = _on_arrays(respondent.questions, copy.copy(respondent.likelihood))
     if host is None:
-        return _take_turns(start, arguments, shapes, questions, likelihood, data)
+        return _take_turns(start, arguments, shapes, respondent)
 
     def to_the_end(X: Array, Y: Array, *arrays: Array) -> tuple[Array, ...]:
         return _run(start(*arrays), lambda r: host[r.question](X, Y, *r.arrays))
 
-    return call_on_host(to_the_end, [*data, *arguments], shapes, arguments[0].dtype)
+    return call_on_host(to_the_end, [*respondent.data, *arguments], shapes, arguments[0].dtype)
 
 
 def _take_turns(
     start: Callable[..., Iteration[tuple[Array, ...]]],
     arguments: list[tf.Tensor],
     shapes: list[Any],
-    questions: Sequence[Question],
-    likelihood: Likelihood,
-    data: tuple[tf.Tensor, tf.Tensor],
+    respondent: Respondent,
 ) -> list[tf.Tensor]:
+    questions, likelihood, data = respondent
     index_of = {}
     asked: list[Question] = []
     for question in questions:

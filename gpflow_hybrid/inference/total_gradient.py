@@ -37,6 +37,7 @@ from .common import (
     CONVERGED,
     INVALID_START,
     Collapse,
+    FixedPoint,
     Method,
     SitePair,
     Solution,
@@ -209,15 +210,10 @@ def _per_datum(H: Array, x: Array, transpose: bool = False) -> Array:
 
 
 def likelihood_value(
-    alpha: float,
-    likelihood: Likelihood,
-    X: tf.Tensor,
-    Y: tf.Tensor,
-    q: Marginals,
-    sites: SiteValues,
-    weights: SitePair,
+    alpha: float, likelihood: Likelihood, X: tf.Tensor, Y: tf.Tensor, fixed: FixedPoint
 ) -> tf.Tensor:
     """What ``L_α + wᵀρ`` has of the likelihood's own parameters, at a constant q."""
+    q, sites, weights = fixed
     if alpha == 0.0:
         return tilted_log_prob(likelihood, X, Y, q.mean, q.variance, *sites, alpha)
     # The ELBO stands in where there is no L_α. What is not taken stays finite: its gradient would be NaN.

@@ -128,16 +128,10 @@ class TiltedGradients(NamedTuple):
 
 
 def tilted_gradients(
-    alpha: float,
-    likelihood: ScalarLikelihood,
-    X: TensorType,
-    Y: TensorType,
-    m: tf.Tensor,
-    v: tf.Tensor,
-    lambda_1: tf.Tensor,
-    lambda_2: tf.Tensor,
+    alpha: float, likelihood: ScalarLikelihood, X: TensorType, Y: TensorType, *at: tf.Tensor
 ) -> TiltedGradients:
-    """The sum of :func:`tilted_log_ratio`, differentiated."""
+    """The sum of :func:`tilted_log_ratio`, differentiated, at m, v, λ₁ and λ₂."""
+    m, v, lambda_1, lambda_2 = at
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch((m, v))
         ratio = tilted_log_ratio(likelihood, X, m, v, Y, lambda_1, lambda_2, alpha)
@@ -147,16 +141,10 @@ def tilted_gradients(
 
 
 def mismatch_under_finer_rule(
-    alpha: float,
-    likelihood: ScalarLikelihood,
-    X: TensorType,
-    Y: TensorType,
-    m: tf.Tensor,
-    v: tf.Tensor,
-    lambda_1: tf.Tensor,
-    lambda_2: tf.Tensor,
+    alpha: float, likelihood: ScalarLikelihood, X: TensorType, Y: TensorType, *at: tf.Tensor
 ) -> tf.Tensor:
-    """How far the matching sites move under a finer rule, in units of the posterior; ``[]``."""
+    """How far the sites that match at m, v, λ₁ and λ₂ move under a finer rule, in the posterior's units."""
+    m, v, lambda_1, lambda_2 = at
     coarse, fine = (
         tilted_sites(likelihood, X, m, v, Y, lambda_1, lambda_2, alpha, num_nodes)
         for num_nodes in (NUM_NODES[1], 4 * NUM_NODES[1] + 1)

@@ -14,7 +14,7 @@ from gpflow.likelihoods import Likelihood
 from ..compilation import call_compiled
 from ..errors import NonFiniteError
 from ..inference.collapsing import CollapsedTensors, Remarks, collapse
-from ..inference.common import Method, SitePair
+from ..inference.common import FixedPoint, Method, SitePair
 from ..inference.options import TRAINING
 from ..inference.total_gradient import fixed_sites
 from ..linalg import Marginals
@@ -136,7 +136,8 @@ class CollapsedModel(InferredModel):
                 values = [tf.convert_to_tensor(p) for p in parameters_of(likelihood)]
                 if is_taken_apart(likelihood):
                     likelihood = with_values(likelihood, values)
-                value = method.likelihood_value(likelihood, X, Y, q, sites, SitePair(wa, wb))
+                fixed = FixedPoint(q, sites, SitePair(wa, wb))
+                value = method.likelihood_value(likelihood, X, Y, fixed)
             zero = tf.UnconnectedGradients.ZERO
             found = tape.gradient(value, mine, unconnected_gradients=zero)
             return [tf.stop_gradient(tf.convert_to_tensor(g)) for g in found]
