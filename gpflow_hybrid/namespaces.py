@@ -15,6 +15,7 @@ TENSORS = SimpleNamespace(
     abs=tf.abs,
     asarray=tf.constant,
     concatenate=tf.concat,
+    diagonal_matrix=tf.linalg.diag,
     exp=tf.exp,
     expm1=tf.math.expm1,
     log=tf.math.log,
@@ -22,14 +23,22 @@ TENSORS = SimpleNamespace(
     maximum=tf.maximum,
     minimum=tf.minimum,
     sqrt=tf.sqrt,
+    stack=tf.stack,
     stop_gradient=tf.stop_gradient,
     sum=tf.reduce_sum,
+    swapped=tf.linalg.matrix_transpose,
+    tensordot=tf.tensordot,
     where=tf.where,
 )
 
+_OWN_NAMES = {
+    "diagonal_matrix": lambda x: x[..., None] * np.eye(x.shape[-1], dtype=x.dtype),
+    "stop_gradient": lambda x: x,
+    "swapped": lambda x: np.swapaxes(x, -1, -2),
+}
+
 ARRAYS = SimpleNamespace(
-    **{name: getattr(np, name) for name in vars(TENSORS) if name != "stop_gradient"},
-    stop_gradient=lambda x: x,
+    **{name: getattr(np, name) for name in vars(TENSORS) if name not in _OWN_NAMES}, **_OWN_NAMES
 )
 
 

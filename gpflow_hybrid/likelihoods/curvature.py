@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 from gpflow.likelihoods import Likelihood, ScalarLikelihood
 
-from ..namespaces import is_array
 from .expectations import expectation_gradients
-from .node_rules import curvature_by, own_rule
+from .node_rules import curvature_by, diagonal, own_rule, point_derivatives
 
 
 class Curvature(NamedTuple):
@@ -35,11 +34,12 @@ def curvature(
     if hasattr(likelihood, "expectation_curvature"):
         cheaper = {"rough": True} if rough else {}
         mean_variance, variance_variance = likelihood.expectation_curvature(X, m, v, Y, **cheaper)
-        cross = _diagonal(mean_variance)
-        return Curvature(_diagonal(-g2), cross, cross, _diagonal(variance_variance))
+        cross = diagonal(mean_variance)
+        return Curvature(diagonal(-g2), cross, cross, diagonal(variance_variance))
     rule = own_rule(likelihood, m.shape[-1], m.dtype)
     if rule is not None:
-        return Curvature(*curvature_by(rule, likelihood, X, Y, m, v))
+        at_nodes = functools.partial(point_derivatives, likelihood, X, Y)
+        return Curvature(*curvature_by(rule, at_nodes, m, v))
     zero = tf.UnconnectedGradients.ZERO
     with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
         tape.watch((m, v))
@@ -55,8 +55,3 @@ def curvature(
     mm, mv = (tf.stack([r[i] for r in rows[:L]], axis=1) for i in (0, 1))
     vm, vv = (tf.stack([r[i] for r in rows[L:]], axis=1) for i in (0, 1))
     return Curvature(mm, mv, vm, vv)
-
-
-def _diagonal(x: Any) -> Any:
-    """``[N, L]`` as diagonal matrices ``[N, L, L]``."""
-    return x[:, :, None] * np.eye(x.shape[1], dtype=x.dtype) if is_array(x) else tf.linalg.diag(x)

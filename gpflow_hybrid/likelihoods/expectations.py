@@ -6,13 +6,14 @@ of random ones.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import tensorflow as tf
 from gpflow.base import TensorType
 from gpflow.likelihoods import Likelihood, MonteCarloLikelihood, ScalarLikelihood
 
-from .node_rules import expectation_gradients_by, own_rule
+from .node_rules import expectation_gradients_by, own_rule, point_derivatives
 from .nodes import NUM_NODES, covering_nodes, fixed_nodes, log_prob_at, weighted_mean
 
 
@@ -65,7 +66,8 @@ def expectation_gradients(
         return ExpectationGradients(*likelihood.expectation_derivatives(X, Fmu, Fvar, Y))
     rule = own_rule(likelihood, Fmu.shape[-1], Fmu.dtype)
     if rule is not None:
-        return ExpectationGradients(*expectation_gradients_by(rule, likelihood, X, Y, Fmu, Fvar))
+        at_nodes = functools.partial(point_derivatives, likelihood, X, Y)
+        return ExpectationGradients(*expectation_gradients_by(rule, at_nodes, Fmu, Fvar))
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch((Fmu, Fvar))
         value = variational_expectations(likelihood, X, Fmu, Fvar, Y)

@@ -11,6 +11,7 @@ A likelihood is asked for its density alone: no tape differentiates the quadratu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -18,6 +19,7 @@ from gpflow.likelihoods import Likelihood, MonteCarloLikelihood, ScalarLikelihoo
 from gpflow.likelihoods.base import QuadratureLikelihood
 from gpflow.quadrature import NDiagGHQuadrature
 
+from ..namespaces import functions_of
 from .nodes import NUM_NODES, covering_nodes, fixed_nodes, log_prob_at
 
 _OWN_QUADRATURE = ("_variational_expectations", "_quadrature_log_prob", "_quadrature_reduction")
@@ -60,7 +62,7 @@ def own_rule(likelihood: Likelihood, num_latent: int, dtype: tf.DType) -> NodeRu
 
 
 def point_derivatives(
-    likelihood: Likelihood, X: Any, Y: Any, nodes: tf.Tensor, *, second: bool
+    likelihood: Likelihood, X: Any, Y: Any, nodes: tf.Tensor, second: bool
 ) -> PointDerivatives:
     """``log p`` and its derivatives at nodes ``[Q, N, L]``.
 
@@ -82,39 +84,47 @@ def point_derivatives(
     return PointDerivatives(log_prob, first, found)
 
 
-def expectation_gradients_by(
-    rule: NodeRule, likelihood: Likelihood, X: Any, Y: Any, m: tf.Tensor, v: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+AtNodes = Callable[[Any, bool], PointDerivatives]
+"""``log p`` and its derivatives at nodes ``[Q, N, L]``, the second ones if they are wanted; of tensors by
+:func:`point_derivatives`, of arrays by a :class:`~gpflow_hybrid.likelihoods.densities.Density`."""
+
+
+def expectation_gradients_by(rule: NodeRule, at_nodes: AtNodes, m: Any, v: Any) -> tuple[Any, ...]:
     """``E [N]``, ``E_m`` and ``E_v`` ``[N, L]``; an outer tape may differentiate once more."""
-    z, s = rule.z[:, None, :], tf.sqrt(v)
-    at = point_derivatives(likelihood, X, Y, m + s * z, second=False)
-    value = _sum(rule.weights, at.log_prob)
-    value = tf.reduce_sum(value, -1) if isinstance(likelihood, ScalarLikelihood) else value
-    return value, _sum(rule.weights, at.first), _sum(rule.weights, at.first * z) / (2.0 * s)
+    xp = functions_of(m)
+    z, s = rule.z[:, None, :], xp.sqrt(v)
+    at = at_nodes(m + s * z, False)
+    value = xp.tensordot(rule.weights, at.log_prob, 1)
+    value = xp.sum(value, -1) if len(at.log_prob.shape) == 3 else value
+    d_variance = xp.tensordot(rule.weights, at.first * z, 1) / (2.0 * s)
+    return value, xp.tensordot(rule.weights, at.first, 1), d_variance
 
 
-def curvature_by(
-    rule: NodeRule, likelihood: Likelihood, X: Any, Y: Any, m: tf.Tensor, v: tf.Tensor
-) -> tuple[tf.Tensor, ...]:
+def curvature_by(rule: NodeRule, at_nodes: AtNodes, m: Any, v: Any) -> tuple[Any, ...]:
     """``E_mm``, ``E_mv``, ``E_vm`` and ``E_vv``, ``[N, L, L]``."""
-    z, s = rule.z[:, None, :], tf.sqrt(v)
-    at = point_derivatives(likelihood, X, Y, m + s * z, second=True)
-    own = -_sum(rule.weights, at.first * z) / (4.0 * s * v)
-    if isinstance(likelihood, ScalarLikelihood):
+    xp = functions_of(m)
+
+    def total(weights: Any, values: Any) -> Any:
+        return xp.tensordot(weights, values, 1)
+
+    w, z, s = rule.weights, rule.z[:, None, :], xp.sqrt(v)
+    at = at_nodes(m + s * z, True)
+    own = -total(w, at.first * z) / (4.0 * s * v)
+    if len(at.log_prob.shape) == 3:
         (H,) = at.second
-        mv = tf.linalg.diag(_sum(rule.weights, H * z) / (2.0 * s))
-        vv = _sum(rule.weights, H * tf.square(z)) / (4.0 * v) + own
-        return tf.linalg.diag(_sum(rule.weights, H)), mv, mv, tf.linalg.diag(vv)
+        mv = diagonal(total(w, H * z) / (2.0 * s))
+        vv = total(w, H * z * z) / (4.0 * v) + own
+        return diagonal(total(w, H)), mv, mv, diagonal(vv)
     mm, mv, vv = [], [], []
     for k, row in enumerate(at.second):  # [Q, N, L]
         scaled = row * z
-        mm.append(_sum(rule.weights, row))
-        mv.append(_sum(rule.weights, scaled) / (2.0 * s))
-        vv.append(_sum(rule.weights * rule.z[:, k], scaled) / (4.0 * s[:, k : k + 1] * s))
-    E_mm, E_mv, E_vv = (tf.stack(rows, axis=1) for rows in (mm, mv, vv))
-    return E_mm, E_mv, tf.linalg.matrix_transpose(E_mv), E_vv + tf.linalg.diag(own)
+        mm.append(total(w, row))
+        mv.append(total(w, scaled) / (2.0 * s))
+        vv.append(total(w * rule.z[:, k], scaled) / (4.0 * s[:, k : k + 1] * s))
+    E_mm, E_mv, E_vv = (xp.stack(rows, axis=1) for rows in (mm, mv, vv))
+    return E_mm, E_mv, xp.swapped(E_mv), E_vv + diagonal(own)
 
 
-def _sum(weights: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    """``Σ_q w_q x_q`` over the leading axis."""
-    return tf.tensordot(weights, values, 1)
+def diagonal(x: Any) -> Any:
+    """``[N, L]`` as diagonal matrices ``[N, L, L]``."""
+    return functions_of(x).diagonal_matrix(x)

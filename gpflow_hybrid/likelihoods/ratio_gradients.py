@@ -50,7 +50,7 @@ def ratio_gradients(
         zero = tf.UnconnectedGradients.ZERO
         return RatioGradients(total, *tape.gradient(total, arguments, unconnected_gradients=zero))
     nodes, log_weights = covering_rule(likelihood, m, v, cav)
-    at = point_derivatives(likelihood, X, Y, nodes, second=False)
+    at = point_derivatives(likelihood, X, Y, nodes, False)
     # A node so far out that log p overflows has p = 0, and no part in any sum.
     finite = tf.math.is_finite(at.log_prob)
     log_p = tf.where(finite, at.log_prob, tf.zeros_like(at.log_prob))
