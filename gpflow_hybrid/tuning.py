@@ -39,3 +39,10 @@ RANK_CHUNK = 512
 
 PARALLEL_BLOCKS = 2
 """Blocks of a kernel matrix that may be under way at the same time."""
+
+PROJECTED_ELEMENTS = 2**21
+"""Elements of the projections of a block of rows of a sparse model: enough for BLAS, little memory."""
+
+KEPT_PROJECTIONS = 2**30
+"""Bytes of projections that a sparse model keeps while the hyperparameters stay; more are found again for
+every sum over the rows."""

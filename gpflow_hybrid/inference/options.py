@@ -107,6 +107,37 @@ class LaplaceOptions:
     """Part of a Newton step below which ψ cannot be raised any more at this precision."""
 
 
+@dataclasses.dataclass(frozen=True)
+class InducingOptions:
+    """Of inference of inducing variables."""
+
+    accelerated_from: float = 1.0
+    """Residual below which steps are accelerated: farther out the map is not smooth enough for it,"""
+    remembered_from: float = 10.0
+    """and below which they are remembered."""
+    memory: int = 8
+    """Steps that are remembered."""
+    caution: float = 0.25
+    """Factor of the former residual after an accelerated step that did not raise the ELBO."""
+    least_squares: float = 1e-8
+    """Relative size of singular values that take part: keeps steps that depend on each other out."""
+    first_variance: float = 1.0
+    """Largest marginal variance that the first step from the prior believes in."""
+    smallest_step: float = 1e-8
+    """Part of a natural-gradient step below which the ELBO cannot be raised any more."""
+    rounding_error: float = 1e-13
+    """Of the ELBO, relative to its terms: sums of many."""
+    tolerance: float = 1e-7
+    """Residual to which a training loss infers."""
+    max_steps: int = 200
+    """Steps that it may try from one start."""
+    weights_tolerance: float = 1e-8
+    """Relative error of the weights in the total gradient."""
+    weights_iterations: int = 100
+    """Of GMRES for them."""
+
+
+INDUCING = InducingOptions()
 NEWTON = NewtonOptions()
 COLLAPSE = CollapseOptions()
 TRAINING = TrainingOptions()

@@ -93,17 +93,28 @@ def product_rule(nodes: tf.Tensor, log_weights: tf.Tensor) -> tuple[tf.Tensor, t
 def standard_normal_points(num_latent: int) -> tuple[AnyNDArray, AnyNDArray]:
     """Points ``[Q, L]`` and log weights ``[Q]`` for N(0, I): a Gauss–Hermite product, or Sobol points."""
     if num_latent in NUM_HERMITE_POINTS:
-        x, w = np.polynomial.hermite_e.hermegauss(NUM_HERMITE_POINTS[num_latent])
-        points = np.stack(np.meshgrid(*[x] * num_latent, indexing="ij"), -1)
-        weights = functools.reduce(np.multiply.outer, [w / w.sum()] * num_latent)
-        return points.reshape(-1, num_latent), np.log(weights.ravel())
+        return hermite_product(num_latent, NUM_HERMITE_POINTS[num_latent])
+    return mirrored_points(num_latent, NUM_SOBOL_POINTS)
+
+
+@functools.cache
+def mirrored_points(num_latent: int, num: int) -> tuple[AnyNDArray, AnyNDArray]:
+    """Sobol points of N(0, I) ``[num, L]`` with their mirror images, and log weights ``[num]``."""
     half = scipy.stats.qmc.MultivariateNormalQMC(
         np.zeros(num_latent), seed=np.random.default_rng(0)
-    ).random(NUM_SOBOL_POINTS // 2)
-    # Points and their mirror images: odd moments are exact.
+    ).random(num // 2)
+    # Odd moments are exact.
     points = np.concatenate([half, -half])
     points = points / np.sqrt(np.mean(points**2, axis=0))
     return points, np.full(len(points), -np.log(len(points)))
+
+
+def hermite_product(num_latent: int, num: int) -> tuple[AnyNDArray, AnyNDArray]:
+    """A Gauss–Hermite product rule for N(0, I): points ``[num^L, L]`` and log weights."""
+    x, w = np.polynomial.hermite_e.hermegauss(num)
+    points = np.stack(np.meshgrid(*[x] * num_latent, indexing="ij"), -1)
+    weights = functools.reduce(np.multiply.outer, [w / w.sum()] * num_latent)
+    return points.reshape(-1, num_latent), np.log(weights.ravel())
 
 
 def fixed_nodes(Fmu: tf.Tensor, Fvar: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

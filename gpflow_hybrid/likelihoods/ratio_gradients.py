@@ -124,7 +124,7 @@ def tilted_log_prob(
 
 
 def closed_ratio_gradients(
-    likelihood: Likelihood, X: Any, Fmu: Any, Fvar: Any, Y: Any, lambda_1: Any, lambda_2: Any
+    likelihood: Any, X: Any, Fmu: Any, Fvar: Any, Y: Any, lambda_1: Any, lambda_2: Any
 ) -> RatioGradients:
     """``ℓ_1`` for a likelihood with ``log_expected_derivatives``, on tensors or arrays.
 

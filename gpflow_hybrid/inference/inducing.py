@@ -1,0 +1,189 @@
+"""Inference of q(u), whose sites are summed over the data.
+
+In whitened coordinates ``q(w) ∝ N(w; 0, I) exp(λ₁ᵀw − ½ wᵀΛ₂w)`` has the precision ``P = I + Λ₂`` and the
+mean ``P⁻¹λ₁``. Of the data it needs sums over rows alone, which blocks, a stream or other machines take
+alike (:class:`Rows`). The optimum of
+
+    ELBO = Σₙ Eₙ(mₙ, vₙ) − KL[q(w) ‖ N(0, I)]
+
+is the fixed point of the natural-gradient map ``G₁ = Σ Aₙ (∂E/∂m + λ₂ₙ aₙ)``, ``G₂ = Σ λ₂ₙ Aₙ Aₙᵀ`` with
+``λ₂ₙ = −2 ∂E/∂v`` and aₙ the mean of the projection. Steps are natural gradients, accelerated by Anderson's
+method once the residual is small, and taken back where they do not raise the ELBO.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from ..priors.inducing import solve_lower
+from ..priors.protocol import Array
+from .common import CONVERGED, EXHAUSTED, INVALID_START, STALLED
+from .options import INDUCING
+
+
+class InducingSites(NamedTuple):
+    """``λ₁ [L, M]`` and ``Λ₂ [L, M, M]``: minus the natural parameters of N(0, I), those of q."""
+
+    lambda_1: Array
+    lambda_2: Array
+
+    def step(self, target: InducingSites, lr: float) -> InducingSites:
+        """``(1 − ρ)λ + ρ λ'``."""
+        return InducingSites(*(x + lr * (y - x) for x, y in zip(self, target, strict=True)))
+
+    def __sub__(self, other: InducingSites) -> InducingSites:
+        return InducingSites(*(x - y for x, y in zip(self, other, strict=True)))
+
+
+class InducingPosterior:
+    """q(w): ``P = C Cᵀ``, ``h = C⁻¹λ₁``, mean ``C⁻ᵀh``; of every latent."""
+
+    def __init__(self, sites: InducingSites) -> None:
+        self.sites = sites
+        M = sites.lambda_1.shape[1]
+        eye = np.eye(M)
+        try:
+            self.chol = np.linalg.cholesky(eye + sites.lambda_2)
+            self.is_valid = bool(np.isfinite(self.chol).all() and np.isfinite(sites.lambda_1).all())
+        except np.linalg.LinAlgError:
+            self.is_valid = False
+        if not self.is_valid:
+            return
+        self.inverse = np.stack([solve_lower(C, eye) for C in self.chol])
+        self.h = np.einsum("lij,lj->li", self.inverse, sites.lambda_1)
+        self.mean = np.einsum("lji,lj->li", self.inverse, self.h)
+        log_det = 2.0 * np.sum(np.log(np.einsum("lii->li", self.chol)))
+        squares = np.sum(self.inverse**2) + np.sum(self.mean**2)
+        self.kl = 0.5 * (squares - self.mean.size + log_det)
+
+    def in_units(self, step: InducingSites) -> Array:
+        """A change of the sites as ``C⁻¹(δλ₁ − δΛ₂ μ)`` and ``C⁻¹ δΛ₂ C⁻ᵀ``, in a row: 1 is a standard
+        deviation."""
+        d1, d2 = step
+        a = d1 - np.einsum("lij,lj->li", d2, self.mean)
+        a = np.einsum("lij,lj->li", self.inverse, a)
+        B = self.inverse @ d2 @ np.swapaxes(self.inverse, 1, 2)
+        return np.concatenate([a.ravel(), B.ravel()])
+
+
+class ExpectationSums(NamedTuple):
+    """Over all rows, at some q."""
+
+    expected: float
+    """``Σ E``."""
+    target: InducingSites
+    """``G``."""
+
+
+class Rows(Protocol):
+    """The data, as sums over them at given q(w) and hyperparameters."""
+
+    def expectations(
+        self, q: InducingPosterior, largest_variance: float | None = None
+    ) -> ExpectationSums:
+        """``Σ E`` and the natural-gradient map.
+
+        :param largest_variance: marginal variances are taken for no more than this.
+        """
+
+
+class InducingSolution(NamedTuple):
+    """What the iteration returns: the best sites seen, and how it went."""
+
+    q: InducingPosterior
+    status: int
+    num_steps: int
+    num_evaluations: int
+    elbo: float
+    residual: float
+
+
+class _Evaluation:
+    """Everything known at some sites."""
+
+    def __init__(self, rows: Rows, sites: InducingSites) -> None:
+        self.q = InducingPosterior(sites)
+        self.elbo, self.residual = math.nan, math.inf
+        if not self.q.is_valid:
+            return
+        sums = rows.expectations(self.q)
+        self.target = sums.target
+        self.elbo = sums.expected - self.q.kl
+        if not (np.isfinite(self.elbo) and all(np.isfinite(x).all() for x in sums.target)):
+            self.elbo = math.nan
+            return
+        self.step = self.target - sites
+        self.rounding_error = INDUCING.rounding_error * (abs(sums.expected) + self.q.kl)
+        size = np.max(np.abs(self.q.in_units(self.target)))
+        found = np.max(np.abs(self.q.in_units(self.step)))
+        # Relative where the data barely move the prior.
+        self.residual = float(found / max(min(size, 1.0), 1e-30))
+
+    @property
+    def is_valid(self) -> bool:
+        return math.isfinite(self.elbo)
+
+    def improves(self, old: _Evaluation) -> bool:
+        """Whether the ELBO has risen; below its rounding error the residual decides."""
+        if not self.is_valid:
+            return False
+        gain = self.elbo - old.elbo
+        if gain > old.rounding_error:
+            return True
+        return gain >= -old.rounding_error and self.residual < old.residual
+
+
+def solve(rows: Rows, start: InducingSites, tolerance: float, max_steps: int) -> InducingSolution:
+    """To the fixed point, monotone in the ELBO."""
+    lr, near, steps, evaluations = 1.0, INDUCING.accelerated_from, 0, 1
+    at = None
+    if not start.lambda_2.any():
+        # A prior so wide that its expectations say nothing of where the data are: as if its variance were
+        # one, they are a start.
+        first = rows.expectations(InducingPosterior(start), INDUCING.first_variance).target
+        at = _Evaluation(rows, first)
+        steps, evaluations = 1, 2
+    if at is None or not at.is_valid:
+        at = _Evaluation(rows, start)
+        steps, evaluations = 0, evaluations + steps
+    if not at.is_valid:
+        return InducingSolution(at.q, INVALID_START, 0, evaluations, at.elbo, at.residual)
+    memory: list[_Evaluation] = []
+    while evaluations <= max_steps and at.residual > tolerance and lr > INDUCING.smallest_step:
+        accelerates = bool(memory) and at.residual < near
+        proposal = _accelerated(at, memory) if accelerates else at.q.sites.step(at.target, lr)
+        new = _Evaluation(rows, proposal)
+        evaluations += 1
+        if new.improves(at):
+            if at.residual < INDUCING.remembered_from:
+                memory = [*memory[1 - INDUCING.memory :], at]
+            at, steps = new, steps + 1
+            lr = lr if accelerates else min(1.0, 2.0 * lr)
+        elif accelerates:
+            memory, near = [], INDUCING.caution * near
+        else:
+            lr *= 0.5
+    if at.residual <= tolerance:
+        status = CONVERGED
+    else:
+        status = STALLED if lr <= INDUCING.smallest_step else EXHAUSTED
+    return InducingSolution(at.q, status, steps, evaluations, at.elbo, at.residual)
+
+
+def _accelerated(at: _Evaluation, memory: list[_Evaluation]) -> InducingSites:
+    """Anderson's step: the combination of remembered steps whose residual is smallest, in units of q."""
+    now = at.q.in_units(at.step)
+    changes = np.stack([at.q.in_units(old.step) - now for old in memory], 1)
+    norms = np.linalg.norm(changes, axis=0)
+    norms[norms == 0.0] = 1.0
+    weights = -np.linalg.lstsq(changes / norms, now, rcond=INDUCING.least_squares)[0] / norms
+    parts = zip(at.target, *(old.target for old in memory), strict=True)
+    return InducingSites(
+        *(
+            x + sum(w * (y - x) for w, y in zip(weights, others, strict=True))
+            for x, *others in parts
+        )
+    )
