@@ -18,7 +18,7 @@ from scipy.sparse.linalg import LinearOperator, gmres
 from ..priors.protocol import Array
 from . import inducing
 from .common import INVALID_START
-from .inducing import InducingPosterior, InducingSites, InducingSolution
+from .inducing import InducingPosterior, InducingSolution, SummedSites
 from .options import COLLAPSE, INDUCING
 from .row_sums import GradientSums, Pair, RowSums
 from .total_gradient import NO_CAVITY, NOT_EXACT
@@ -34,12 +34,12 @@ class InducingCollapse(NamedTuple):
 
 
 def collapse(
-    rows: RowSums, start: InducingSites, tolerance: float, max_steps: int
+    rows: RowSums, start: SummedSites, tolerance: float, max_steps: int
 ) -> InducingCollapse:
     """Infer from the given sites, and where that does not end near a solution from zero ones as well."""
     solution = inducing.solve(rows, start, tolerance, max_steps)
     if solution.residual > COLLAPSE.acceptable_residual and start.lambda_2.any():
-        cold = InducingSites(*(np.zeros_like(x) for x in start))
+        cold = SummedSites(*(np.zeros_like(x) for x in start))
         other = inducing.solve(rows, cold, tolerance, max_steps)
         better = other.elbo > solution.elbo or not np.isfinite(solution.elbo)
         solution = other if better else solution

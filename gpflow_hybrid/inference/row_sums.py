@@ -18,11 +18,9 @@ from ..likelihoods.projections import Maker, ProjectedLikelihood, SiteWeights
 from ..likelihoods.ratio_gradients import RatioGradients
 from ..priors.inducing import InducingPrior, Projection, ProjectionBar, solve_lower
 from ..priors.protocol import Array
-from .inducing import ExpectationSums, InducingPosterior, InducingSites
+from ..rows import DataRows
+from .inducing import ExpectationSums, InducingPosterior, SummedSites
 from .newton import per_datum
-
-Blocks = Iterable[tuple[Array, Array]]
-"""X and Y of a few rows at a time, from the beginning every time it is asked."""
 
 
 class Pair(NamedTuple):
@@ -61,7 +59,7 @@ class Linearised(NamedTuple):
     v: Array
     E: ExpectationGradients
     curvature: tuple[Array, ...]
-    sites: InducingSites | Any
+    sites: SummedSites | Any
     """``λ₁`` and ``λ₂`` of every datum, ``[N, L]``."""
     ratios: RatioGradients
     weights: SiteWeights
@@ -75,6 +73,13 @@ class ObjectiveSums(NamedTuple):
     """``Σ φ``, with ``φ = ℓ_α + E_q[log t]`` at the sites that q says."""
     slope: Pair
     """What ``φ − E`` changes with q: the ELBO is stationary."""
+
+
+class SiteSummary(NamedTuple):
+    """Of the sites of all data."""
+
+    smallest_cavity: float
+    num_negative: int
 
 
 class GradientSums(NamedTuple):
@@ -105,12 +110,13 @@ def _add(x: Any, y: Any) -> Any:
 class RowSums:
     """The rows in blocks, at one setting of the hyperparameters.
 
-    :param blocks: the rows; read again for every sum if their projections are too large to keep.
+    :param rows: read again for every sum if their projections are too large to keep.
     :param alpha: the power of the objective.
     """
 
-    def __init__(self, prior: InducingPrior, make: Maker, blocks: Blocks, alpha: float) -> None:
-        self.prior, self.make, self.source, self.alpha = prior, make, blocks, alpha
+    def __init__(self, prior: InducingPrior, make: Maker, rows: DataRows, alpha: float) -> None:
+        self.prior, self.make, self.rows, self.alpha = prior, make, rows, alpha
+        self.rows_of_block = max(256, tuning.PROJECTED_ELEMENTS // len(prior.chol[0]))
         self._kept: list[Block] | None = None
 
     def _blocks(self) -> Iterator[Block]:
@@ -119,7 +125,7 @@ class RowSums:
             return
         kept: list[Block] = []
         size = 0
-        for X, Y in self.source:
+        for X, Y in self.rows.blocks(self.rows_of_block):
             projections, mean = self.prior.project(X)
             residual = np.stack([p.residual for p in projections], 1)
             residual = np.ascontiguousarray(np.broadcast_to(residual, mean.shape))
@@ -158,11 +164,38 @@ class RowSums:
         A = [self._projection(block, i) for i in range(len(q.h))]
         return ExpectationSums(
             np.sum(E.value),
-            InducingSites(
+            SummedSites(
                 np.stack([each @ x for each, x in zip(A, lambda_1.T, strict=True)]),
                 np.stack([weighted_gram(each, x) for each, x in zip(A, lambda_2.T, strict=True)]),
             ),
         )
+
+    def values(self, q: InducingPosterior) -> float:
+        """``Σ φ``, or ``Σ E`` for α = 0; NaN where a cavity does not exist."""
+        return float(sum(self._value(b, q) for b in self._blocks()))
+
+    def _value(self, block: Block, q: InducingPosterior) -> float:
+        a, v = self._marginals(block, q, self._whitened(block, q))
+        m = a + block.mean
+        E = block.likelihood.expectations(m, v)
+        if self.alpha == 0.0:
+            return float(np.sum(E.value))
+        lambda_2 = -2.0 * E.variance
+        lambda_1 = E.mean + lambda_2 * m
+        log_t = lambda_1 * m - 0.5 * lambda_2 * (m * m + v)
+        return float(block.likelihood.ratios(m, v, lambda_1, lambda_2).value + np.sum(log_t))
+
+    def sites(self, q: InducingPosterior) -> SiteSummary:
+        """Of the sites that q says of every datum."""
+        found = [self._sites(b, q) for b in self._blocks()]
+        return SiteSummary(
+            min(x.smallest_cavity for x in found), sum(x.num_negative for x in found)
+        )
+
+    def _sites(self, block: Block, q: InducingPosterior) -> SiteSummary:
+        a, v = self._marginals(block, q, self._whitened(block, q))
+        lambda_2 = -2.0 * block.likelihood.expectations(a + block.mean, v).variance
+        return SiteSummary(float(np.min(1.0 / v - lambda_2)), int(np.sum(lambda_2 < 0.0)))
 
     def linearise(self, q: InducingPosterior) -> ObjectiveSums:
         """The objective, how it changes with q, and all that its gradient needs; α > 0."""
