@@ -99,6 +99,8 @@ class InducingSolution(NamedTuple):
     num_evaluations: int
     elbo: float
     residual: float
+    step: SummedSites | None = None
+    """``G(x) − x`` there."""
 
 
 class _Evaluation:
@@ -170,7 +172,7 @@ def solve(rows: Rows, start: SummedSites, tolerance: float, max_steps: int) -> I
         status = CONVERGED
     else:
         status = STALLED if lr <= INDUCING.smallest_step else EXHAUSTED
-    return InducingSolution(at.q, status, steps, evaluations, at.elbo, at.residual)
+    return InducingSolution(at.q, status, steps, evaluations, at.elbo, at.residual, at.step)
 
 
 def _accelerated(at: _Evaluation, memory: list[_Evaluation]) -> SummedSites:

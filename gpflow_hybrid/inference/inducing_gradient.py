@@ -55,8 +55,8 @@ def at_solution(rows: RowSums, solution: InducingSolution) -> InducingCollapse:
         found = rows.linearise(q)
         w, error = weights(rows, q, found.slope)
         if np.isfinite(found.value) and np.isfinite(w.flat()).all():
-            step = rows.expectations(q).target - q.sites
-            value = found.value - q.kl + float(w.flat() @ q.in_units(step))
+            assert solution.step is not None
+            value = found.value - q.kl + float(w.flat() @ q.in_units(solution.step))
             remarks = (NOT_EXACT.format(error),) if error > COLLAPSE.gradient_error else ()
             return InducingCollapse(solution, value, rows.pull_back(q, w), remarks)
     # Where a cavity does not exist the bound stands in, so that an optimiser can back away.

@@ -7,7 +7,7 @@ With ``T = C⁻¹A`` of a block, ``P = C Cᵀ`` the precision of q(w), the margi
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from .. import tuning
 from ..likelihoods.expectations import ExpectationGradients
 from ..likelihoods.projections import Maker, ProjectedLikelihood, SiteWeights
 from ..likelihoods.ratio_gradients import RatioGradients
+from ..linalg.threads import blas_threads_for
 from ..priors.inducing import InducingPrior, Projection, ProjectionBar, solve_lower
 from ..priors.protocol import Array
 from ..rows import DataRows
@@ -62,6 +63,7 @@ class Linearised(NamedTuple):
     sites: SummedSites | Any
     """``λ₁`` and ``λ₂`` of every datum, ``[N, L]``."""
     ratios: RatioGradients
+    T: list[Array]
     weights: SiteWeights
     """``c₁`` and ``c₂`` of ``∂E/∂m`` and ``−2 ∂E/∂v`` in the objective, by way of the sites."""
 
@@ -83,10 +85,10 @@ class SiteSummary(NamedTuple):
 
 
 class GradientSums(NamedTuple):
-    """Derivatives of the objective at constant q: in the prior's variables, in L, in the likelihood's
-    parameters."""
+    """Derivatives of the objective at constant q: what
+    :meth:`~gpflow_hybrid.priors.inducing.InducingPrior.in_variables` takes, and in the likelihood's parameters."""
 
-    variables: list[Array]
+    rows: list[Array]
     factor_products: list[Array]
     parameters: list[Array]
 
@@ -118,6 +120,12 @@ class RowSums:
         self.prior, self.make, self.rows, self.alpha = prior, make, rows, alpha
         self.rows_of_block = max(256, tuning.PROJECTED_ELEMENTS // len(prior.chol[0]))
         self._kept: list[Block] | None = None
+
+    def _sum(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Over all blocks, of tuples that add up."""
+        size = min(self.rows.num_rows, self.rows_of_block) * len(self.prior.chol[0])
+        with blas_threads_for(size):
+            return total(function(block, *arguments) for block in self._blocks())
 
     def _blocks(self) -> Iterator[Block]:
         if self._kept is not None:
@@ -154,7 +162,7 @@ class RowSums:
         self, q: InducingPosterior, largest_variance: float = np.inf
     ) -> ExpectationSums:
         """``Σ E`` and the natural-gradient map."""
-        return total(self._expectations(b, q, largest_variance) for b in self._blocks())
+        return self._sum(self._expectations, q, largest_variance)
 
     def _expectations(self, block: Block, q: InducingPosterior, largest: float) -> ExpectationSums:
         a, v = self._marginals(block, q, self._whitened(block, q))
@@ -172,7 +180,7 @@ class RowSums:
 
     def values(self, q: InducingPosterior) -> float:
         """``Σ φ``, or ``Σ E`` for α = 0; NaN where a cavity does not exist."""
-        return float(sum(self._value(b, q) for b in self._blocks()))
+        return float(self._sum(self._value, q))
 
     def _value(self, block: Block, q: InducingPosterior) -> float:
         a, v = self._marginals(block, q, self._whitened(block, q))
@@ -199,7 +207,7 @@ class RowSums:
 
     def linearise(self, q: InducingPosterior) -> ObjectiveSums:
         """The objective, how it changes with q, and all that its gradient needs; α > 0."""
-        return total(self._linearise(b, q) for b in self._blocks())
+        return self._sum(self._linearise, q)
 
     def _linearise(self, block: Block, q: InducingPosterior) -> ObjectiveSums:
         T = self._whitened(block, q)
@@ -212,7 +220,7 @@ class RowSums:
         ratios = block.likelihood.ratios(m, v, lambda_1, lambda_2)
         d1, d2 = ratios.lambda_1 + m, ratios.lambda_2 - 0.5 * (m * m + v)
         weights = SiteWeights(d1, d2 + m * d1)
-        block.at = Linearised(m, v, E, curvature, (lambda_1, lambda_2), ratios, weights)
+        block.at = Linearised(m, v, E, curvature, (lambda_1, lambda_2), ratios, T, weights)
         m_bar, v_bar = _marginal_bars(block.at, weights)
         slope = Pair(
             np.stack([t @ x for t, x in zip(T, (m_bar - E.mean).T, strict=True)]),
@@ -225,11 +233,11 @@ class RowSums:
 
     def transpose_product(self, q: InducingPosterior, w: Pair) -> Pair:
         """``(∂G/∂q)ᵀ w``, at the q of :meth:`linearise`."""
-        return total(self._transpose_product(b, q, w) for b in self._blocks())
+        return self._sum(self._transpose_product, q, w)
 
     def _transpose_product(self, block: Block, q: InducingPosterior, w: Pair) -> Pair:
         at = self._at(block, q)
-        T = self._whitened(block, q)
+        T = at.T
         wa, wb = self._weights_of_rows(T, w)
         mm, mv, vm, vv = at.curvature
         lambda_2 = at.sites[1].T
@@ -255,11 +263,11 @@ class RowSums:
 
     def pull_back(self, q: InducingPosterior, w: Pair | None) -> GradientSums:
         """Of ``Σ φ + wᵀG``, or of ``Σ E`` where there are no weights."""
-        return total(self._pull_back(b, q, w) for b in self._blocks())
+        return self._sum(self._pull_back, q, w)
 
     def _pull_back(self, block: Block, q: InducingPosterior, w: Pair | None) -> GradientSums:
-        T = self._whitened(block, q)
         if w is None:
+            T = self._whitened(block, q)
             a, v = self._marginals(block, q, T)
             m = a + block.mean
             E = block.likelihood.expectations(m, v)
@@ -267,6 +275,7 @@ class RowSums:
             pulled = block.likelihood.pull_back(m, v, (m, v), None)
         else:
             at = self._at(block, q)
+            T = at.T
             wa, wb = self._weights_of_rows(T, w)
             weights = SiteWeights(at.weights.a + wa.T, at.weights.b + wb.T)
             m_bar, v_bar = _marginal_bars(at, weights)
@@ -284,8 +293,8 @@ class RowSums:
         residual = np.sum(residual, 0, keepdims=True) if num_parts == 1 else residual
         bars = [ProjectionBar(*x) for x in zip(A_bars, residual, strict=True)]
         A = [p.A for p in block.projections]
-        variables, products = self.prior.pull_back_rows(block.X, A, bars, m_bar)
-        return GradientSums(variables, products, pulled.parameters)
+        found, products = self.prior.pull_back_rows(block.X, A, bars, m_bar)
+        return GradientSums(found, products, pulled.parameters)
 
 
 def _marginal_bars(at: Linearised, weights: SiteWeights) -> tuple[Array, Array]:

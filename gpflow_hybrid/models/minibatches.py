@@ -138,10 +138,8 @@ class MinibatchModel(SparseSiteModel):
         self, prior: InducingPrior, sums: GradientSums, variables: list[tf.Variable]
     ) -> list[Any]:
         """From sums over the data to derivatives in the variables."""
-        through_factors = prior.pull_back_factors(sums.factor_products)
-        total = {
-            id(v): x + y for v, x, y in zip(variables, sums.variables, through_factors, strict=True)
-        }
+        found = prior.in_variables(sums.rows, sums.factor_products)
+        total = {id(v): g for v, g in zip(variables, found, strict=True)}
         own = likelihood_gradients(self.likelihood, sums.parameters)
         for v, g in zip(floating_variables(self.likelihood), own, strict=True):
             total[id(v)] = total[id(v)] + g

@@ -26,7 +26,7 @@ from ..likelihoods.ordinal import with_finite_derivatives
 from ..likelihoods.projections import projected
 from ..objectives import Objective, check_power, power_of
 from ..posteriors import cache_type
-from ..priors.inducing import InducingPrior, independent_parts
+from ..priors.inducing import InducingPrior
 from ..rows import DataRows, rows_of
 from ..sites import InducingSites, SiteValues
 from ..validation import check_count
@@ -261,8 +261,8 @@ class SparseSiteModel(GPModel):
         return 1.0 if self.num_data is None else self.num_data / rows.num_rows
 
     def _prior(self, variables: list[tf.Variable] | None = None) -> InducingPrior:
-        parts = independent_parts(self.kernel, self.inducing_variable)
-        return InducingPrior(parts, self.mean_function, self.num_latent_gps, variables or [])
+        parts = (self.kernel, self.inducing_variable, self.mean_function)
+        return InducingPrior(*parts, self.num_latent_gps, variables or [])
 
     def _sums(self, rows: DataRows, alpha: float, prior: InducingPrior | None = None) -> RowSums:
         prior = self._prior() if prior is None else prior
