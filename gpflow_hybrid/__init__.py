@@ -27,9 +27,10 @@ from .models import (
     InferredModel,
     LaplaceModel,
     SiteModel,
+    SparseCVIModel,
 )
 from .posteriors import SitePosterior
-from .sites import Sites
+from .sites import InducingSites, Sites
 from .training import TrainingResult, VEMTrainer
 
 __version__ = "0.1.0"
@@ -44,6 +45,7 @@ __all__ = [
     "EvidenceComparison",
     "EvidenceEstimate",
     "GPflowHybridError",
+    "InducingSites",
     "InferenceResult",
     "InferredModel",
     "InvalidDataError",
@@ -55,6 +57,7 @@ __all__ = [
     "SiteModel",
     "SitePosterior",
     "Sites",
+    "SparseCVIModel",
     "TrainingResult",
     "VEMTrainer",
     "annealed_importance_sampling",

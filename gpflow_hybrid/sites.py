@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -30,18 +31,22 @@ class Sites(Module):
     )
 
     def __init__(self, num_data: tf.Tensor, static_num_data: int | None, num_latent_gps: int):
-        super().__init__()
         shape = (static_num_data, num_latent_gps)
         zeros = tf.zeros((num_data, num_latent_gps), dtype=default_float())
+        self._make(zeros, zeros, shape, shape)
+
+    def _make(self, first: tf.Tensor, second: tf.Tensor, *shapes: tuple[int | None, ...]) -> None:
+        """Both parameters, from their first values."""
+        super().__init__()
         #: ``λ₁`` ``[N, L]``
-        self.lambda_1 = Parameter(zeros, trainable=False, shape=shape, name="lambda_1")
+        self.lambda_1 = Parameter(first, trainable=False, shape=shapes[0], name="lambda_1")
         #: ``λ₂`` ``[N, L]``, signed
-        self.lambda_2 = Parameter(zeros, trainable=False, shape=shape, name="lambda_2")
+        self.lambda_2 = Parameter(second, trainable=False, shape=shapes[1], name="lambda_2")
         # What a training loss inferred, and for which hyperparameters; or λ is the user's own.
         self._is_inferred = tf.Variable(False, trainable=False, name="is_inferred")
-        self._inferred = tf.Variable(
-            tf.stack([zeros, zeros]), trainable=False, shape=(2, *shape), name="inferred"
-        )
+        both = _in_a_row((first, second))
+        size = None if any(None in shape for shape in shapes) else both.shape[0]
+        self._inferred = tf.Variable(both, trainable=False, shape=[size], name="inferred")
         self._inferred_for = _vector(0)
 
     @property
@@ -78,13 +83,13 @@ class Sites(Module):
         """Back to zero, for ``num_data`` data: q = prior."""
         zeros = tf.zeros((num_data, self.lambda_1.shape[1]), dtype=self.lambda_1.dtype)
         self.assign(SiteValues(zeros, zeros))
-        self._inferred.assign(tf.stack([zeros, zeros]))
+        self._inferred.assign(_in_a_row((zeros, zeros)))
 
     def store_inferred(self, values: SiteValues, hyperparameters: tf.Tensor) -> None:
         """Set both parameters to what was inferred for these hyperparameters."""
         self.assign(values)
         self.expect_hyperparameters(hyperparameters)
-        self._inferred.assign(tf.stack(values))
+        self._inferred.assign(_in_a_row(values))
         self._inferred_for.assign(hyperparameters)
         self._is_inferred.assign(True)
 
@@ -108,8 +113,31 @@ class Sites(Module):
             is_same = tf.constant(False)
         else:
             is_same = tf.reduce_all(tf.equal(self._inferred_for, hyperparameters))
-        is_untouched = tf.reduce_all(tf.equal(self._inferred, tf.stack(self.values)))
+        is_untouched = tf.reduce_all(tf.equal(self._inferred, _in_a_row(self.values)))
         return self.is_inferred() & is_untouched & ~is_same
+
+
+class InducingSites(Sites):
+    """Natural parameters of the sites of a sparse model, summed over the data.
+
+    In whitened inducing variables w, ``q(w) ∝ N(w; 0, I) exp(λ₁ᵀw − ½ wᵀΛ₂w)``, so that the precision of q is
+    ``I + Λ₂`` and its mean ``(I + Λ₂)⁻¹λ₁``.
+    """
+
+    def __init__(self, num_inducing: int, num_latent_gps: int) -> None:
+        M, L = num_inducing, num_latent_gps
+        zeros = [tf.zeros(shape, default_float()) for shape in ((M, L), (L, M, M))]
+        self._make(*zeros, (M, L), (L, M, M))
+
+    def reset(self, num_data: tf.Tensor = None) -> None:
+        """Back to zero: q = prior."""
+        zeros = SiteValues(*(tf.zeros_like(x) for x in self.values))
+        self.assign(zeros)
+        self._inferred.assign(_in_a_row(zeros))
+
+
+def _in_a_row(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    return tf.concat([tf.reshape(x, [-1]) for x in values], 0)
 
 
 def _vector(size: int) -> tf.Variable:

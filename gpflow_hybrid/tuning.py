@@ -46,3 +46,6 @@ PROJECTED_ELEMENTS = 2**21
 KEPT_PROJECTIONS = 2**30
 """Bytes of projections that a sparse model keeps while the hyperparameters stay; more are found again for
 every sum over the rows."""
+
+THREADED_ELEMENTS = 2**18
+"""Elements of a matrix from which several BLAS threads pay: 512×512, or 100 inducing points and 2600 rows."""

@@ -58,12 +58,14 @@ class Remarks:
         """Say everything again."""
         self._made.clear()
 
-    def make(self, found: Collapse) -> None:
-        """Warn of what has not been warned of before."""
-        residual = float(found.solution.residual)
-        remarks = list(found.remarks)
-        if found.solution.has_started and residual > TRAINING.warn_residual:
-            remarks.append(NOT_CONVERGED.format(residual))
+    def make(self, residual: float, remarks: Sequence[str]) -> None:
+        """Warn of what has not been warned of before.
+
+        :param residual: of inference; infinite where it had nothing to start from.
+        """
+        remarks = list(remarks)
+        if TRAINING.warn_residual < residual < np.inf:
+            remarks.append(NOT_CONVERGED.format(float(residual)))
         for remark in remarks:
             kind, *_ = re.split("[:;]", remark)  # what follows has numbers
             if kind not in self._made:
@@ -86,7 +88,7 @@ def collapse(
         prior = moments.on_host(*(x.numpy() for x in moments))
         iteration = method.collapse(prior, SiteValues(*(x.numpy() for x in start)), *limits)
         found = run(iteration, likelihood, data)
-        remarks.make(found)
+        remarks.make(found.solution.residual, found.remarks)
         return _as_tensors(found, moments, prior)
     iterate = functools.partial(_to_arrays, method, moments.on_host, limits, remarks)
     pair = tf.TensorShape([2]).concatenate(start.lambda_1.shape)
@@ -117,7 +119,7 @@ def _to_arrays(
     prior = make_prior(*moments)
     try:
         found = yield from method.collapse(prior, SiteValues(lambda_1, lambda_2), *limits)
-        remarks.make(found)
+        remarks.make(found.solution.residual, found.remarks)
         bars = _prior_adjoint(found, moments)
     finally:
         prior.close()

@@ -24,24 +24,24 @@ from .common import CONVERGED, EXHAUSTED, INVALID_START, STALLED
 from .options import INDUCING
 
 
-class InducingSites(NamedTuple):
+class SummedSites(NamedTuple):
     """``λ₁ [L, M]`` and ``Λ₂ [L, M, M]``: minus the natural parameters of N(0, I), those of q."""
 
     lambda_1: Array
     lambda_2: Array
 
-    def step(self, target: InducingSites, lr: float) -> InducingSites:
+    def step(self, target: SummedSites, lr: float) -> SummedSites:
         """``(1 − ρ)λ + ρ λ'``."""
-        return InducingSites(*(x + lr * (y - x) for x, y in zip(self, target, strict=True)))
+        return SummedSites(*(x + lr * (y - x) for x, y in zip(self, target, strict=True)))
 
-    def __sub__(self, other: InducingSites) -> InducingSites:
-        return InducingSites(*(x - y for x, y in zip(self, other, strict=True)))
+    def __sub__(self, other: SummedSites) -> SummedSites:
+        return SummedSites(*(x - y for x, y in zip(self, other, strict=True)))
 
 
 class InducingPosterior:
     """q(w): ``P = C Cᵀ``, ``h = C⁻¹λ₁``, mean ``C⁻ᵀh``; of every latent."""
 
-    def __init__(self, sites: InducingSites) -> None:
+    def __init__(self, sites: SummedSites) -> None:
         self.sites = sites
         M = sites.lambda_1.shape[1]
         eye = np.eye(M)
@@ -59,7 +59,7 @@ class InducingPosterior:
         squares = np.sum(self.inverse**2) + np.sum(self.mean**2)
         self.kl = 0.5 * (squares - self.mean.size + log_det)
 
-    def in_units(self, step: InducingSites) -> Array:
+    def in_units(self, step: SummedSites) -> Array:
         """A change of the sites as ``C⁻¹(δλ₁ − δΛ₂ μ)`` and ``C⁻¹ δΛ₂ C⁻ᵀ``, in a row: 1 is a standard
         deviation."""
         d1, d2 = step
@@ -74,7 +74,7 @@ class ExpectationSums(NamedTuple):
 
     expected: float
     """``Σ E``."""
-    target: InducingSites
+    target: SummedSites
     """``G``."""
 
 
@@ -82,7 +82,7 @@ class Rows(Protocol):
     """The data, as sums over them at given q(w) and hyperparameters."""
 
     def expectations(
-        self, q: InducingPosterior, largest_variance: float | None = None
+        self, q: InducingPosterior, largest_variance: float = math.inf
     ) -> ExpectationSums:
         """``Σ E`` and the natural-gradient map.
 
@@ -99,12 +99,14 @@ class InducingSolution(NamedTuple):
     num_evaluations: int
     elbo: float
     residual: float
+    step: SummedSites | None = None
+    """``G(x) − x`` there."""
 
 
 class _Evaluation:
     """Everything known at some sites."""
 
-    def __init__(self, rows: Rows, sites: InducingSites) -> None:
+    def __init__(self, rows: Rows, sites: SummedSites) -> None:
         self.q = InducingPosterior(sites)
         self.elbo, self.residual = math.nan, math.inf
         if not self.q.is_valid:
@@ -136,7 +138,7 @@ class _Evaluation:
         return gain >= -old.rounding_error and self.residual < old.residual
 
 
-def solve(rows: Rows, start: InducingSites, tolerance: float, max_steps: int) -> InducingSolution:
+def solve(rows: Rows, start: SummedSites, tolerance: float, max_steps: int) -> InducingSolution:
     """To the fixed point, monotone in the ELBO."""
     lr, near, steps, evaluations = 1.0, INDUCING.accelerated_from, 0, 1
     at = None
@@ -170,10 +172,10 @@ def solve(rows: Rows, start: InducingSites, tolerance: float, max_steps: int) ->
         status = CONVERGED
     else:
         status = STALLED if lr <= INDUCING.smallest_step else EXHAUSTED
-    return InducingSolution(at.q, status, steps, evaluations, at.elbo, at.residual)
+    return InducingSolution(at.q, status, steps, evaluations, at.elbo, at.residual, at.step)
 
 
-def _accelerated(at: _Evaluation, memory: list[_Evaluation]) -> InducingSites:
+def _accelerated(at: _Evaluation, memory: list[_Evaluation]) -> SummedSites:
     """Anderson's step: the combination of remembered steps whose residual is smallest, in units of q."""
     now = at.q.in_units(at.step)
     changes = np.stack([at.q.in_units(old.step) - now for old in memory], 1)
@@ -181,7 +183,7 @@ def _accelerated(at: _Evaluation, memory: list[_Evaluation]) -> InducingSites:
     norms[norms == 0.0] = 1.0
     weights = -np.linalg.lstsq(changes / norms, now, rcond=INDUCING.least_squares)[0] / norms
     parts = zip(at.target, *(old.target for old in memory), strict=True)
-    return InducingSites(
+    return SummedSites(
         *(
             x + sum(w * (y - x) for w, y in zip(weights, others, strict=True))
             for x, *others in parts

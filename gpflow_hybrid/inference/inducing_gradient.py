@@ -18,7 +18,7 @@ from scipy.sparse.linalg import LinearOperator, gmres
 from ..priors.protocol import Array
 from . import inducing
 from .common import INVALID_START
-from .inducing import InducingPosterior, InducingSites, InducingSolution
+from .inducing import InducingPosterior, InducingSolution, SummedSites
 from .options import COLLAPSE, INDUCING
 from .row_sums import GradientSums, Pair, RowSums
 from .total_gradient import NO_CAVITY, NOT_EXACT
@@ -34,12 +34,12 @@ class InducingCollapse(NamedTuple):
 
 
 def collapse(
-    rows: RowSums, start: InducingSites, tolerance: float, max_steps: int
+    rows: RowSums, start: SummedSites, tolerance: float, max_steps: int
 ) -> InducingCollapse:
     """Infer from the given sites, and where that does not end near a solution from zero ones as well."""
     solution = inducing.solve(rows, start, tolerance, max_steps)
     if solution.residual > COLLAPSE.acceptable_residual and start.lambda_2.any():
-        cold = InducingSites(*(np.zeros_like(x) for x in start))
+        cold = SummedSites(*(np.zeros_like(x) for x in start))
         other = inducing.solve(rows, cold, tolerance, max_steps)
         better = other.elbo > solution.elbo or not np.isfinite(solution.elbo)
         solution = other if better else solution
@@ -55,8 +55,8 @@ def at_solution(rows: RowSums, solution: InducingSolution) -> InducingCollapse:
         found = rows.linearise(q)
         w, error = weights(rows, q, found.slope)
         if np.isfinite(found.value) and np.isfinite(w.flat()).all():
-            step = rows.expectations(q).target - q.sites
-            value = found.value - q.kl + float(w.flat() @ q.in_units(step))
+            assert solution.step is not None
+            value = found.value - q.kl + float(w.flat() @ q.in_units(solution.step))
             remarks = (NOT_EXACT.format(error),) if error > COLLAPSE.gradient_error else ()
             return InducingCollapse(solution, value, rows.pull_back(q, w), remarks)
     # Where a cavity does not exist the bound stands in, so that an optimiser can back away.

@@ -137,7 +137,22 @@ class InducingOptions:
     """Of GMRES for them."""
 
 
+@dataclasses.dataclass(frozen=True)
+class MinibatchOptions:
+    """Of natural-gradient steps on batches."""
+
+    first_step: float = 2.0
+    """ρ of the first steps, in units of the root of the part of the data that a batch has; at most one."""
+    steps_before_decay: float = 100.0
+    """Steps after which it begins to fall,"""
+    decay: float = 0.6
+    """and the power with which it does: between ½ and 1, so that noise averages out but steps do not end."""
+    smallest_step: float = 1e-6
+    """ρ below which no step is valid."""
+
+
 INDUCING = InducingOptions()
+MINIBATCH = MinibatchOptions()
 NEWTON = NewtonOptions()
 COLLAPSE = CollapseOptions()
 TRAINING = TrainingOptions()

@@ -27,7 +27,9 @@ from ..linalg import Marginals
 from ..priors import Prior
 from ..sites import SiteValues
 from .common import CONVERGED, EXHAUSTED, Method, Solution
+from .inducing import InducingSolution
 from .questions import EXPECTATIONS, Iteration, Question
+from .row_sums import SiteSummary
 
 QUADRATURE_FAILURE = 0.5
 """Error above which the fixed point of the likelihood's quadrature is not called converged."""
@@ -102,6 +104,36 @@ def report(found: Diagnosis, likelihood: Likelihood, method: Method) -> Inferenc
         min_cavity_precision=float(np.min(1.0 / found.q.variance - lambda_2)),
         num_negative_sites=int(np.count_nonzero(lambda_2 < 0.0)),
         message=_outcome(solution, method, trusted) + _quadrature_remark(error, likelihood, method),
+    )
+
+
+def sparse_report(found: InducingSolution, sites: SiteSummary) -> InferenceResult:
+    """The result object of inference with inducing variables."""
+    tried = found.num_evaluations - 1
+    number = tried - found.num_steps
+    shortened = "" if number <= 0 else f" {number} steps were taken back."
+    if found.status == CONVERGED:
+        message = f"Converged: residual {found.residual:.1e} after {found.num_steps} steps."
+    elif found.status == EXHAUSTED:
+        message = (
+            f"Not converged: residual {found.residual:.1e} after {tried + 1} sums over the data. Raise "
+            "max_steps."
+        )
+    else:
+        message = (
+            f"Not converged: at residual {found.residual:.1e} no step raises the ELBO any further. Either "
+            "this is the limit of the arithmetic, and q(u) can be used, or the expectations of the "
+            "likelihood are not smooth: give its quadrature more points."
+        )
+    return InferenceResult(
+        converged=found.status == CONVERGED,
+        num_steps=found.num_steps,
+        num_evaluations=found.num_evaluations,
+        elbo=found.elbo,
+        residual=found.residual,
+        min_cavity_precision=sites.smallest_cavity,
+        num_negative_sites=sites.num_negative,
+        message=message + shortened,
     )
 
 

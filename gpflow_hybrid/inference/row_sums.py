@@ -7,7 +7,7 @@ With ``T = C⁻¹A`` of a block, ``P = C Cᵀ`` the precision of q(w), the margi
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,13 +16,12 @@ from .. import tuning
 from ..likelihoods.expectations import ExpectationGradients
 from ..likelihoods.projections import Maker, ProjectedLikelihood, SiteWeights
 from ..likelihoods.ratio_gradients import RatioGradients
+from ..linalg.threads import blas_threads_for
 from ..priors.inducing import InducingPrior, Projection, ProjectionBar, solve_lower
 from ..priors.protocol import Array
-from .inducing import ExpectationSums, InducingPosterior, InducingSites
+from ..rows import DataRows
+from .inducing import ExpectationSums, InducingPosterior, SummedSites
 from .newton import per_datum
-
-Blocks = Iterable[tuple[Array, Array]]
-"""X and Y of a few rows at a time, from the beginning every time it is asked."""
 
 
 class Pair(NamedTuple):
@@ -61,9 +60,10 @@ class Linearised(NamedTuple):
     v: Array
     E: ExpectationGradients
     curvature: tuple[Array, ...]
-    sites: InducingSites | Any
+    sites: SummedSites | Any
     """``λ₁`` and ``λ₂`` of every datum, ``[N, L]``."""
     ratios: RatioGradients
+    T: list[Array]
     weights: SiteWeights
     """``c₁`` and ``c₂`` of ``∂E/∂m`` and ``−2 ∂E/∂v`` in the objective, by way of the sites."""
 
@@ -77,11 +77,18 @@ class ObjectiveSums(NamedTuple):
     """What ``φ − E`` changes with q: the ELBO is stationary."""
 
 
-class GradientSums(NamedTuple):
-    """Derivatives of the objective at constant q: in the prior's variables, in L, in the likelihood's
-    parameters."""
+class SiteSummary(NamedTuple):
+    """Of the sites of all data."""
 
-    variables: list[Array]
+    smallest_cavity: float
+    num_negative: int
+
+
+class GradientSums(NamedTuple):
+    """Derivatives of the objective at constant q: what
+    :meth:`~gpflow_hybrid.priors.inducing.InducingPrior.in_variables` takes, and in the likelihood's parameters."""
+
+    rows: list[Array]
     factor_products: list[Array]
     parameters: list[Array]
 
@@ -105,13 +112,20 @@ def _add(x: Any, y: Any) -> Any:
 class RowSums:
     """The rows in blocks, at one setting of the hyperparameters.
 
-    :param blocks: the rows; read again for every sum if their projections are too large to keep.
+    :param rows: read again for every sum if their projections are too large to keep.
     :param alpha: the power of the objective.
     """
 
-    def __init__(self, prior: InducingPrior, make: Maker, blocks: Blocks, alpha: float) -> None:
-        self.prior, self.make, self.source, self.alpha = prior, make, blocks, alpha
+    def __init__(self, prior: InducingPrior, make: Maker, rows: DataRows, alpha: float) -> None:
+        self.prior, self.make, self.rows, self.alpha = prior, make, rows, alpha
+        self.rows_of_block = max(256, tuning.PROJECTED_ELEMENTS // len(prior.chol[0]))
         self._kept: list[Block] | None = None
+
+    def _sum(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Over all blocks, of tuples that add up."""
+        size = min(self.rows.num_rows, self.rows_of_block) * len(self.prior.chol[0])
+        with blas_threads_for(size):
+            return total(function(block, *arguments) for block in self._blocks())
 
     def _blocks(self) -> Iterator[Block]:
         if self._kept is not None:
@@ -119,7 +133,7 @@ class RowSums:
             return
         kept: list[Block] = []
         size = 0
-        for X, Y in self.source:
+        for X, Y in self.rows.blocks(self.rows_of_block):
             projections, mean = self.prior.project(X)
             residual = np.stack([p.residual for p in projections], 1)
             residual = np.ascontiguousarray(np.broadcast_to(residual, mean.shape))
@@ -148,7 +162,7 @@ class RowSums:
         self, q: InducingPosterior, largest_variance: float = np.inf
     ) -> ExpectationSums:
         """``Σ E`` and the natural-gradient map."""
-        return total(self._expectations(b, q, largest_variance) for b in self._blocks())
+        return self._sum(self._expectations, q, largest_variance)
 
     def _expectations(self, block: Block, q: InducingPosterior, largest: float) -> ExpectationSums:
         a, v = self._marginals(block, q, self._whitened(block, q))
@@ -158,15 +172,42 @@ class RowSums:
         A = [self._projection(block, i) for i in range(len(q.h))]
         return ExpectationSums(
             np.sum(E.value),
-            InducingSites(
+            SummedSites(
                 np.stack([each @ x for each, x in zip(A, lambda_1.T, strict=True)]),
                 np.stack([weighted_gram(each, x) for each, x in zip(A, lambda_2.T, strict=True)]),
             ),
         )
 
+    def values(self, q: InducingPosterior) -> float:
+        """``Σ φ``, or ``Σ E`` for α = 0; NaN where a cavity does not exist."""
+        return float(self._sum(self._value, q))
+
+    def _value(self, block: Block, q: InducingPosterior) -> float:
+        a, v = self._marginals(block, q, self._whitened(block, q))
+        m = a + block.mean
+        E = block.likelihood.expectations(m, v)
+        if self.alpha == 0.0:
+            return float(np.sum(E.value))
+        lambda_2 = -2.0 * E.variance
+        lambda_1 = E.mean + lambda_2 * m
+        log_t = lambda_1 * m - 0.5 * lambda_2 * (m * m + v)
+        return float(block.likelihood.ratios(m, v, lambda_1, lambda_2).value + np.sum(log_t))
+
+    def sites(self, q: InducingPosterior) -> SiteSummary:
+        """Of the sites that q says of every datum."""
+        found = [self._sites(b, q) for b in self._blocks()]
+        return SiteSummary(
+            min(x.smallest_cavity for x in found), sum(x.num_negative for x in found)
+        )
+
+    def _sites(self, block: Block, q: InducingPosterior) -> SiteSummary:
+        a, v = self._marginals(block, q, self._whitened(block, q))
+        lambda_2 = -2.0 * block.likelihood.expectations(a + block.mean, v).variance
+        return SiteSummary(float(np.min(1.0 / v - lambda_2)), int(np.sum(lambda_2 < 0.0)))
+
     def linearise(self, q: InducingPosterior) -> ObjectiveSums:
         """The objective, how it changes with q, and all that its gradient needs; α > 0."""
-        return total(self._linearise(b, q) for b in self._blocks())
+        return self._sum(self._linearise, q)
 
     def _linearise(self, block: Block, q: InducingPosterior) -> ObjectiveSums:
         T = self._whitened(block, q)
@@ -179,7 +220,7 @@ class RowSums:
         ratios = block.likelihood.ratios(m, v, lambda_1, lambda_2)
         d1, d2 = ratios.lambda_1 + m, ratios.lambda_2 - 0.5 * (m * m + v)
         weights = SiteWeights(d1, d2 + m * d1)
-        block.at = Linearised(m, v, E, curvature, (lambda_1, lambda_2), ratios, weights)
+        block.at = Linearised(m, v, E, curvature, (lambda_1, lambda_2), ratios, T, weights)
         m_bar, v_bar = _marginal_bars(block.at, weights)
         slope = Pair(
             np.stack([t @ x for t, x in zip(T, (m_bar - E.mean).T, strict=True)]),
@@ -192,11 +233,11 @@ class RowSums:
 
     def transpose_product(self, q: InducingPosterior, w: Pair) -> Pair:
         """``(∂G/∂q)ᵀ w``, at the q of :meth:`linearise`."""
-        return total(self._transpose_product(b, q, w) for b in self._blocks())
+        return self._sum(self._transpose_product, q, w)
 
     def _transpose_product(self, block: Block, q: InducingPosterior, w: Pair) -> Pair:
         at = self._at(block, q)
-        T = self._whitened(block, q)
+        T = at.T
         wa, wb = self._weights_of_rows(T, w)
         mm, mv, vm, vv = at.curvature
         lambda_2 = at.sites[1].T
@@ -222,11 +263,11 @@ class RowSums:
 
     def pull_back(self, q: InducingPosterior, w: Pair | None) -> GradientSums:
         """Of ``Σ φ + wᵀG``, or of ``Σ E`` where there are no weights."""
-        return total(self._pull_back(b, q, w) for b in self._blocks())
+        return self._sum(self._pull_back, q, w)
 
     def _pull_back(self, block: Block, q: InducingPosterior, w: Pair | None) -> GradientSums:
-        T = self._whitened(block, q)
         if w is None:
+            T = self._whitened(block, q)
             a, v = self._marginals(block, q, T)
             m = a + block.mean
             E = block.likelihood.expectations(m, v)
@@ -234,6 +275,7 @@ class RowSums:
             pulled = block.likelihood.pull_back(m, v, (m, v), None)
         else:
             at = self._at(block, q)
+            T = at.T
             wa, wb = self._weights_of_rows(T, w)
             weights = SiteWeights(at.weights.a + wa.T, at.weights.b + wb.T)
             m_bar, v_bar = _marginal_bars(at, weights)
@@ -251,8 +293,8 @@ class RowSums:
         residual = np.sum(residual, 0, keepdims=True) if num_parts == 1 else residual
         bars = [ProjectionBar(*x) for x in zip(A_bars, residual, strict=True)]
         A = [p.A for p in block.projections]
-        variables, products = self.prior.pull_back_rows(block.X, A, bars, m_bar)
-        return GradientSums(variables, products, pulled.parameters)
+        found, products = self.prior.pull_back_rows(block.X, A, bars, m_bar)
+        return GradientSums(found, products, pulled.parameters)
 
 
 def _marginal_bars(at: Linearised, weights: SiteWeights) -> tuple[Array, Array]:

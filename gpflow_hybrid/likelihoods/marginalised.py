@@ -31,7 +31,7 @@ REACH = 6.5
 NUM_INNER = 33
 """Its nodes, ``0.4 √k̃`` apart."""
 
-NUM_INNER_COUPLED = {2: 10, 3: 5}
+NUM_INNER_COUPLED = {2: 10, 3: 4}
 """Gauss–Hermite nodes per latent of likelihoods that couple so many."""
 
 NUM_INNER_POINTS = 64

@@ -43,7 +43,7 @@ from .nodes import hermite_product, mirrored_points
 from .probit import ProbitBernoulli
 from .ratio_gradients import RatioGradients, closed_ratio_gradients
 
-NUM_OUTER_COUPLED = {2: 10, 3: 6}
+NUM_OUTER_COUPLED = {2: 10, 3: 5}
 """Gauss–Hermite nodes per latent under q of likelihoods that couple so many."""
 
 NUM_OUTER_POINTS = 256

@@ -6,6 +6,7 @@ from .cvi import CVIModel
 from .ep import EPModel
 from .inferred import InferredModel
 from .laplace import LaplaceModel
+from .sparse_cvi import SparseCVIModel
 
 __all__ = [
     "CVIModel",
@@ -14,4 +15,5 @@ __all__ = [
     "InferredModel",
     "LaplaceModel",
     "SiteModel",
+    "SparseCVIModel",
 ]

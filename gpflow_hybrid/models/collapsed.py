@@ -59,7 +59,7 @@ class CollapsedModel(InferredModel):
             # The gradient is taken inside of its branch, and keeps nothing of the computation.
             value, found = tf.cond(proper, evaluated, penalised)
             gradients = lambda: found  # noqa: E731
-        return _with_gradients(value, gradients, variables)
+        return with_gradients(value, gradients, variables)
 
     @tf.autograph.experimental.do_not_convert
     def objective_at_fixed_sites(self, alpha: float) -> tf.Tensor:
@@ -67,7 +67,7 @@ class CollapsedModel(InferredModel):
         valid q exists."""
         variables: list[tf.Variable] = []
         found, gradients = self._evaluate(fixed_sites(alpha), variables)
-        return _with_gradients(found.value, gradients, variables)
+        return with_gradients(found.value, gradients, variables)
 
     def _infer_and_evaluate(self, variables: list[tf.Variable]) -> tuple[tf.Tensor, Gradients]:
         """The objective at ``λ*``, which is stored, and its gradient when it is asked for."""
@@ -185,7 +185,7 @@ class CollapsedModel(InferredModel):
         return self._penalty(), lambda: [tf.zeros_like(v) for v in variables]
 
 
-def _with_gradients(
+def with_gradients(
     value: tf.Tensor, gradients: Gradients, variables: list[tf.Variable]
 ) -> tf.Tensor:
     """The value, with derivatives in the variables' values that are known, or will be when asked for."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import zlib
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from ..priors import DensePrior, PriorMoments
 from ..sites import SiteValues
 from ..validation import check_count, check_positive
 from .base import SiteModel
+from .hyperparameters import floating, mark_of
 
 COULD_NOT_START = (
     "Inference inside the training loss could not start: the kernel matrix, the mean "
@@ -135,17 +135,11 @@ class InferredModel(SiteModel):
 
     def _floating_hyperparameters(self) -> list[tf.Variable]:
         """Every floating variable, trainable or held, but λ and data in variables."""
-        return [v for v in self._hyperparameters_among(self.variables) if v.dtype.is_floating]
+        return floating(self._hyperparameters_among(self.variables))
 
     def _hyperparameter_values(self) -> tf.Tensor:
         """A mark of the model's parts, and every floating variable but the sites and the data."""
-        names = (type(part).__qualname__ for part in self.submodules)
-        parts = " ".join((self._method().sites_key, *names))
-        return tf.concat(
-            [tf.constant([zlib.crc32(parts.encode())], tf.float64)]
-            + [tf.cast(tf.reshape(v, [-1]), tf.float64) for v in self._floating_hyperparameters()],
-            axis=0,
-        )
+        return mark_of(self, self._method().sites_key, self._floating_hyperparameters())
 
     def _site_values(self) -> SiteValues:
         """λ for the present hyperparameters, never λ*(θ) of one θ with another θ.

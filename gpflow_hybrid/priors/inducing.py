@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 from gpflow import covariances
+from gpflow.base import Module
 from gpflow.config import default_jitter
 from gpflow.inducing_variables import (
     InducingVariables,
@@ -27,6 +28,7 @@ from scipy.linalg import blas
 
 from ..covariances import latent_kernels, prior_mean
 from ..errors import NonFiniteError
+from ..stand_ins import is_taken_apart, parameters_of, with_values
 from .protocol import Array
 
 SMALLEST_RESIDUAL = 1e-10
@@ -68,21 +70,42 @@ def independent_parts(
     return list(zip(kernels, variables, strict=True))
 
 
+class _Parts(Module):
+    """All that an inducing prior is made of."""
+
+    def __init__(
+        self, kernel: Kernel, inducing_variable: InducingVariables, mean_function: MeanFunction
+    ) -> None:
+        super().__init__()
+        self.kernel, self.inducing_variable = kernel, inducing_variable
+        self.mean_function = mean_function
+
+
 class InducingPrior:
     """Kernels, inducing variables and mean function at their present values.
 
-    :param variables: what :meth:`pull_back` differentiates in.
+    :param variables: what :meth:`in_variables` differentiates in.
     """
 
     def __init__(
         self,
-        parts: Sequence[tuple[Kernel, InducingVariables]],
+        kernel: Kernel,
+        inducing_variable: InducingVariables,
         mean_function: MeanFunction,
         num_latent: int,
         variables: Sequence[tf.Variable] = (),
     ) -> None:
-        self.parts, self.mean_function, self.num_latent = parts, mean_function, num_latent
+        self._original = _Parts(kernel, inducing_variable, mean_function)
         self.variables = list(variables)
+        parts = self._original
+        # Parameters are read once: each reading is a dozen operations.
+        self.sources: list[Any] = self.variables
+        self._reads_once = is_taken_apart(parts)
+        if self._reads_once:
+            self.sources = [tf.convert_to_tensor(p) for p in parameters_of(parts)]
+            parts = with_values(parts, self.sources)
+        self.mean_function, self.num_latent = parts.mean_function, num_latent
+        self.parts = independent_parts(parts.kernel, parts.inducing_variable)
         self.chol: list[Array] = []
         for K in self._Kuu():
             array = K.numpy()
@@ -128,38 +151,52 @@ class InducingPrior:
     def pull_back_rows(
         self, X: Array, A: Sequence[Array], bars: Sequence[ProjectionBar], mean_bar: Array
     ) -> tuple[list[Array], list[Array]]:
-        """Derivatives in the variables by way of ``K_uf``, ``K_ff`` and ``μ₀``; and ``Ā Aᵀ`` of every part,
-        for :meth:`pull_back_factors`."""
+        """Derivatives by way of ``K_uf``, ``K_ff`` and ``μ₀``, and ``Ā Aᵀ`` of every part: both for
+        :meth:`in_variables`, summed over all rows."""
         cross_bars, products = [], []
         for L, each, bar in zip(self.chol, A, bars, strict=True):
             total = bar.A - 2.0 * each * bar.residual
             cross_bars.append(solve_lower(L, total, transpose=True))
             products.append(total @ each.T)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(self.variables)
+            tape.watch(self.sources)
             cross, diagonal, mean = self._at_data(tf.constant(X))
         outputs = [*cross, *diagonal, mean]
         output_bars = [*cross_bars, *(bar.residual for bar in bars), mean_bar]
         return self._gradients(tape, outputs, output_bars), products
 
-    def pull_back_factors(self, products: Sequence[Array]) -> list[Array]:
-        """Derivatives by way of L: ``dA = −L⁻¹ dL A``, so ``L̄ = −L⁻ᵀ Ā Aᵀ``."""
+    def in_variables(self, rows: Sequence[Array], products: Sequence[Array]) -> list[Array]:
+        """Derivatives in the variables, from the sums over all rows that :meth:`pull_back_rows` returns.
+
+        By way of L, ``dA = −L⁻¹ dL A``, so ``L̄ = −L⁻ᵀ Ā Aᵀ``.
+        """
         bars = [
             -np.tril(solve_lower(L, P, transpose=True))
             for L, P in zip(self.chol, products, strict=True)
         ]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(self.variables)
+            tape.watch(self.sources)
             chol = [tf.linalg.cholesky(K) for K in self._Kuu()]
-        return self._gradients(tape, chol, bars)
+        through_factors = self._gradients(tape, chol, bars)
+        total = [x + y for x, y in zip(rows, through_factors, strict=True)]
+        if not self._reads_once:
+            return total
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(self.variables)
+            values = [tf.convert_to_tensor(p) for p in parameters_of(self._original)]
+        return self._gradients(tape, values, total, self.variables)
 
     def _gradients(
-        self, tape: tf.GradientTape, outputs: list[tf.Tensor], bars: Sequence[Any]
+        self,
+        tape: tf.GradientTape,
+        outputs: list[tf.Tensor],
+        bars: Sequence[Any],
+        sources: Sequence[Any] | None = None,
     ) -> list[Array]:
         found = tape.gradient(
             outputs,
-            self.variables,
-            output_gradients=[tf.constant(b) for b in bars],
+            self.sources if sources is None else sources,
+            output_gradients=[tf.constant(b, x.dtype) for b, x in zip(bars, outputs, strict=True)],
             unconnected_gradients=tf.UnconnectedGradients.ZERO,
         )
         return [tf.convert_to_tensor(g).numpy() for g in found]

@@ -1,0 +1,48 @@
+"""How many threads BLAS takes: one for small matrices, where threads wait for each other longer than they
+compute, many times as long when other work has the cores."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from threadpoolctl import ThreadpoolController
+
+from .. import tuning
+
+_lock = threading.Lock()
+_inside = 0
+_limiter: Any = None
+
+
+@functools.cache
+def _controller() -> ThreadpoolController:
+    return ThreadpoolController()
+
+
+@contextlib.contextmanager
+def blas_threads_for(elements: int) -> Iterator[None]:
+    """As many threads as matrices of so many elements are worth.
+
+    The limit is the whole process': it holds as long as any thread is inside, and is lifted by the last.
+    """
+    global _inside, _limiter
+    if elements > tuning.THREADED_ELEMENTS:
+        yield
+        return
+    with _lock:
+        _inside += 1
+        if _inside == 1:
+            _limiter = _controller().limit(limits=1, user_api="blas")
+            _limiter.__enter__()
+    try:
+        yield
+    finally:
+        with _lock:
+            _inside -= 1
+            if _inside == 0:
+                _limiter.__exit__(None, None, None)
+                _limiter = None

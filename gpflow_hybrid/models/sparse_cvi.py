@@ -1,0 +1,182 @@
+"""Conjugate-computation variational inference with inducing variables, as a GPflow model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from gpflow.config import default_float
+from gpflow.models.training_mixins import ExternalDataTrainingLossMixin
+
+from ..errors import NonFiniteError
+from ..inference.common import INVALID_START
+from ..inference.inducing import InducingSolution, solve
+from ..inference.inducing_gradient import InducingCollapse, collapse
+from ..inference.options import INDUCING, TRAINING
+from ..inference.reports import InferenceResult, sparse_report
+from ..objectives import power_of
+from ..priors.inducing import InducingPrior
+from ..rows import DataRows
+from ..validation import check_count, check_positive
+from .collapsed import with_gradients
+from .minibatches import MinibatchModel
+from .sparse_validation import check_rows, is_iterator, next_batch
+
+COULD_NOT_START = (
+    "Inference cannot start: the kernel, the mean function or the expected log likelihood is not finite "
+    "at these hyperparameters. Rescale the data, or start from a smaller kernel variance."
+)
+
+
+class SparseCVIModel(MinibatchModel, ExternalDataTrainingLossMixin):
+    """Sparse Gaussian process with any likelihood, in the place of :class:`gpflow.models.SVGP`.
+
+    Inducing variables u at M points, ``f | u ~ N(a, k̃)`` with the projection ``a = k_fu K_uu⁻¹ u`` and the
+    residual variance ``k̃ = k_ff − k_fu K_uu⁻¹ k_uf``. The likelihood of a projection is
+
+        p̃_α(a) = (∫ N(f; a, k̃) p(y|f)^α df)^{1/α}
+
+    and q(u), Gaussian, is the optimum of ``Σ E_q[log p̃_α(a)] − KL[q(u) ‖ p(u)]``. As α → 0
+    (``objective="elbo"``) that is SVGP's bound; for α = 1 (``"ep_like"``, the default) f is marginalised given u, and the
+    learning objective is the EP-like value of that model, which does not lose k̃ as SVGP's bound does.
+
+    With all data the training loss infers q(u) and returns the objective with its exact total gradient, in the
+    inducing points too, so that ::
+
+        gpflow.optimizers.Scipy().minimize(
+            model.training_loss_closure((X, Y)), model.trainable_variables
+        )
+
+    is all of training. With batches (``num_data`` given and larger than the batch) it takes a natural-gradient
+    step and returns an unbiased estimate, for Adam.
+
+    :param kernel: one kernel for all latents, ``SharedIndependent`` or ``SeparateIndependent``.
+    :param likelihood: any GPflow likelihood.
+    :param inducing_variable: Z ``[M, D]``, or GPflow's inducing variables.
+    :param mean_function: ``m(x)``, zero by default.
+    :param num_latent_gps: L.
+    :param num_data: the number of rows of all data, if training sees batches of them.
+    :param objective: ``"ep_like"``, ``"elbo"`` or a power α in [0, 1].
+    """
+
+    # Inference and learning on all data.
+
+    def _settle(self, solution: InducingSolution, rows: DataRows) -> None:
+        """Store what was inferred, and what for."""
+        values = self._as_site_values(solution.q.sites)
+        self.sites.store_inferred(values, self._hyperparameter_values())
+        self._inferred_from.rows = rows
+
+    def _collapse(self, rows: DataRows, prior: InducingPrior | None = None) -> InducingCollapse:
+        sums = self._sums(rows, power_of(self.objective), prior)
+        with np.errstate(all="ignore"):
+            return collapse(sums, self._start(), INDUCING.tolerance, INDUCING.max_steps)
+
+    def _infer_again(self, rows: DataRows) -> None:
+        self._settle(self._collapse(rows).solution, rows)
+
+    def infer(self, data: Any, *, tolerance: float = 1e-6, max_steps: int = 200) -> InferenceResult:
+        """Bring q(u) to the optimum for all data from where it is, and say how it went.
+
+        :param data: ``(X, Y)`` or a ``tf.data.Dataset``, all of the data.
+        :param tolerance: on the relative residual of the fixed point.
+        :param max_steps: at most so many steps are tried, each a sum over the data.
+        """
+        check_positive(tolerance, "tolerance")
+        check_count(max_steps, "max_steps")
+        if not tf.executing_eagerly():
+            raise RuntimeError(
+                "infer() reports to Python and cannot run inside tf.function. Call it outside; inside, "
+                "model.training_loss(data) infers."
+            )
+        rows = self._rows(data)
+        check_rows(rows.num_rows, self.num_data, all_of_them=True)
+        sums = self._sums(rows, power_of(self.objective))
+        with np.errstate(all="ignore"):
+            found = solve(sums, self._start(), tolerance, max_steps)
+        if found.status == INVALID_START:
+            raise NonFiniteError(COULD_NOT_START)
+        self._settle(found, rows)
+        self._remarks.forget()
+        return sparse_report(found, sums.sites(found.q))
+
+    def _evaluate(self, rows: DataRows, variables: list[tf.Variable]) -> tuple[float, list[Any]]:
+        """The objective at its fixed point, which is stored, and its total gradient in the variables."""
+        prior = self._prior(variables)
+        penalty = -TRAINING.penalty_per_datum * rows.num_rows
+        nothing = [np.zeros(v.shape) for v in variables]
+        begun = bool(self.sites.is_inferred())
+        if not prior.is_valid and begun:
+            return penalty, nothing
+        found = self._collapse(rows, prior)
+        if found.gradient is None:
+            if not begun:
+                raise NonFiniteError(COULD_NOT_START)
+            return penalty, nothing
+        self._remarks.make(found.solution.residual, found.remarks)
+        self._settle(found.solution, rows)
+        return found.value, self._gradients(prior, found.gradient, variables)
+
+    # Training losses.
+
+    def maximum_log_likelihood_objective(self, data: Any) -> tf.Tensor:
+        """The learning objective of all data at the optimal q(u), with its exact total gradient; of a batch an
+        unbiased estimate at the present q(u), which then takes a natural-gradient step."""
+        variables = self._hyperparameters()
+
+        def evaluate(rows: DataRows) -> tuple[float, list[Any]]:
+            if self.num_data is None or rows.num_rows == self.num_data:
+                return self._evaluate(rows, variables)
+            return self._estimate(rows, variables)
+
+        if tf.executing_eagerly():
+            value, gradients = evaluate(self._rows(data))
+            tensors = [tf.constant(g, v.dtype) for g, v in zip(gradients, variables, strict=True)]
+            return with_gradients(tf.constant(value, default_float()), lambda: tensors, variables)
+        is_stream = not isinstance(data, (tuple, list))
+        inputs = [] if is_stream else [tf.convert_to_tensor(x) for x in data]
+        prepared = self._rows(data) if is_stream or _are_constant(data) else None
+
+        def on_host(*tensors: tf.Tensor) -> list[tf.Tensor]:
+            rows = self._rows(tensors[:2]) if prepared is None else prepared
+            value, gradients = evaluate(rows)
+            return [tf.constant(value, default_float()), *(tf.constant(g) for g in gradients)]
+
+        # The variables are inputs so that their values are those of this place in the graph.
+        kinds = [default_float(), *(v.dtype for v in variables)]
+        inputs = [] if prepared is not None else inputs
+        value, *found = tf.py_function(on_host, [*inputs, *variables], kinds)
+        value = tf.ensure_shape(value, [])
+        found = [tf.ensure_shape(g, v.shape) for g, v in zip(found, variables, strict=True)]
+        return with_gradients(value, lambda: found, variables)
+
+    @tf.autograph.experimental.do_not_convert
+    def training_loss(self, data: Any) -> tf.Tensor:
+        """Minus the learning objective and the log density of the priors over hyperparameters.
+
+        :param data: ``(X, Y)``, all or a batch; or a ``tf.data.Dataset`` of all.
+        """
+        return self._training_loss(data)
+
+    def training_loss_closure(self, data: Any, *, compile: bool = True) -> Callable[[], tf.Tensor]:
+        """A closure that returns the training loss, for GPflow's and Keras' optimisers.
+
+        :param data: ``(X, Y)`` or a ``tf.data.Dataset``, all of the data; or an iterator over batches of them,
+            ``iter(dataset.repeat().batch(size))``.
+        :param compile: whether it is a graph.
+        """
+        if is_iterator(data):
+            return next_batch(self, data, compile)
+        rows = self._rows(data)
+
+        def closure() -> tf.Tensor:
+            return self.training_loss(rows)
+
+        return tf.function(closure, autograph=False) if compile else closure
+
+
+def _are_constant(data: Any) -> bool:
+    """Whether the data are known while a graph is traced."""
+    return all(not tf.is_tensor(x) or hasattr(x, "numpy") for x in data)

@@ -1,0 +1,97 @@
+"""The rows of data that a model does not own: arrays or a stream, a block at a time."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from gpflow.base import AnyNDArray
+from gpflow.likelihoods import Likelihood
+
+from .errors import InvalidDataError
+from .validation import prepare_data
+
+Pair = tuple[AnyNDArray, AnyNDArray]
+
+
+class DataRows(abc.ABC):
+    """X and Y, read from the beginning every time they are iterated over."""
+
+    num_rows: int
+    num_columns: int
+    """Of X."""
+
+    @abc.abstractmethod
+    def blocks(self, size: int) -> Iterator[Pair]:
+        """At most so many rows at a time."""
+
+
+class ArrayRows(DataRows):
+    """In memory."""
+
+    def __init__(self, X: AnyNDArray, Y: AnyNDArray) -> None:
+        self.X, self.Y = X, Y
+        self.num_rows, self.num_columns = X.shape
+
+    def blocks(self, size: int) -> Iterator[Pair]:
+        """Views of the arrays."""
+        for start in range(0, self.num_rows, size):
+            yield self.X[start : start + size], self.Y[start : start + size]
+
+
+class DatasetRows(DataRows):
+    """A ``tf.data.Dataset`` of pairs, batched or not; checked when it is read for the first time."""
+
+    def __init__(self, dataset: tf.data.Dataset, likelihood: Likelihood) -> None:
+        spec = dataset.element_spec
+        if not isinstance(spec, tuple) or len(spec) != 2:
+            raise InvalidDataError(
+                f"data must be a Dataset of pairs (X, Y); found elements {spec}. Build it with "
+                "tf.data.Dataset.from_tensor_slices((X, Y))."
+            )
+        if tf.data.experimental.cardinality(dataset) == tf.data.INFINITE_CARDINALITY:
+            raise InvalidDataError(
+                "data is a Dataset without an end; found one that repeats for ever. Leave .repeat() out for "
+                "full data, or pass iter(dataset) and num_data for minibatches."
+            )
+        self.dataset, self.likelihood = dataset, likelihood
+        self.is_batched = len(spec[0].shape) == 2
+        self._checked = False
+        self.num_rows, self.num_columns = 0, int(spec[0].shape[-1])
+        for _ in self.blocks(4096):
+            pass
+
+    def blocks(self, size: int) -> Iterator[Pair]:
+        """Batches as they come, cut where they are larger; the first time they are checked and counted."""
+        dataset = self.dataset if self.is_batched else self.dataset.batch(size)
+        count = 0
+        for X, Y in dataset.as_numpy_iterator():
+            if not self._checked:
+                X, Y = (x.numpy() for x in prepare_data((X, Y), self.likelihood))
+            count += len(X)
+            yield from ArrayRows(*as_computed(X, Y)).blocks(size)
+        if not self._checked:
+            self.num_rows, self._checked = count, True
+        if count != self.num_rows:
+            raise InvalidDataError(
+                f"data has changed its number of rows: {self.num_rows} when it was first read, now "
+                f"{count}. A Dataset for full data must give the same rows every time."
+            )
+
+
+def as_computed(X: Any, Y: Any) -> Pair:
+    """As arrays, X in the precision that is computed in."""
+    return np.asarray(X, np.float64), np.asarray(Y)
+
+
+def rows_of(data: Any, likelihood: Likelihood) -> DataRows:
+    """Whatever stands for full data, checked."""
+    if isinstance(data, DataRows):
+        return data
+    if isinstance(data, tf.data.Dataset):
+        return DatasetRows(data, likelihood)
+    X, Y = prepare_data(data, likelihood)
+    return ArrayRows(*(tf.convert_to_tensor(x).numpy() for x in (X, Y)))
