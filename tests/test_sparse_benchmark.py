@@ -32,7 +32,7 @@ def fit(contender: str, **others: Any) -> dict[str, Any]:
         "rmse": None,
         "elbo": -80.0,
         "note": "",
-        "trace": [(1.0, -0.6), (2.0, -0.2515), (3.0, -0.24), (4.0, -0.26)],
+        "trace": [(1.0, -0.6, -99.0), (2.0, -0.2515, -90.0), (3.0, -0.24, -80.001)],
         "versions": {"numpy": "1.0"},
         **others,
     }
@@ -45,7 +45,7 @@ def test_two_contenders_agree_and_are_not_run_again(
         return sparse.compare(
             ["banana"],
             [10],
-            ["sparse_cvi_elbo", "sparse_svgp_lbfgs"],
+            ["sparse_cvi_squeezed", "sparse_svgp_lbfgs"],
             60.0,
             tmp_path,
             train_z=False,
@@ -58,11 +58,11 @@ def test_two_contenders_agree_and_are_not_run_again(
     assert ours["converged"]
     assert svgp["converged"]
     assert ours["num_data"] == 240
-    # GPflow's probit is squeezed: another likelihood by a part in a thousand.
-    assert ours["elbo"] == pytest.approx(svgp["elbo"], abs=0.5)
-    assert ours["log_density"] == pytest.approx(svgp["log_density"], abs=0.01)
-    assert ours["log_lengthscale"] == pytest.approx(svgp["log_lengthscale"], abs=0.05)
-    assert ours["elbo"] == pytest.approx(ours["objective"], abs=1e-3)
+    # L-BFGS over all of q(u) ends a little earlier than over the hyperparameters alone.
+    assert ours["elbo"] == pytest.approx(svgp["elbo"], abs=0.01)
+    assert ours["log_density"] == pytest.approx(svgp["log_density"], abs=1e-3)
+    assert ours["log_lengthscale"] == pytest.approx(svgp["log_lengthscale"], abs=0.02)
+    assert ours["elbo"] == pytest.approx(ours["objective"], abs=1e-4)
     assert {"gpflow", "tensorflow"} <= set(svgp["versions"])
     assert len(capsys.readouterr().out.splitlines()) == 2
     assert list(compare().values()) == [ours, svgp]
@@ -114,6 +114,19 @@ def test_the_first_time_its_density_was_seen() -> None:
     assert sparse.arrival(fit("sparse_boosting", trace=[])) is None
 
 
+def test_the_first_time_ours_had_its_bound() -> None:
+    peer, ours = fit("sparse_svgp_lbfgs"), fit("sparse_cvi_squeezed")
+    assert (
+        sparse.ours_to_its_bound(peer, [peer, ours]) == 3.0
+    )  # −80.001 is near enough for 240 data
+    assert sparse.ours_to_its_bound(peer, [peer, {**ours, "trace": []}]) == 9.0
+    assert sparse.ours_to_its_bound(peer, [peer, {**ours, "trace": [], "elbo": -81.0}]) is None
+    assert sparse.ours_to_its_bound(peer, [peer, fit("sparse_cvi_elbo")]) is None
+    assert sparse.ours_to_its_bound(ours, [peer, ours]) is None
+    regression = {**peer, "dataset": "protein"}
+    assert sparse.ours_to_its_bound(regression, [fit("sparse_cvi_elbo")]) == 3.0
+
+
 def test_tables() -> None:
     rows = [
         fit("sparse_svgp_lbfgs", note="stopped after 600 s"),
@@ -126,11 +139,11 @@ def test_tables() -> None:
     first, second = text.split("## banana")[1:]
     assert "N = 240, M = 10, inducing inputs fixed" in first
     assert first.index("SparseCVIModel, ELBO") < first.index("GPflow SVGP, L-BFGS")
-    assert "| 9 | 2 | -0.2500 | 0.9000 | -80.0 | stopped after 600 s |" in first
+    assert "| 9 | 2 | -0.2500 | 0.9000 | -80.0 | – | stopped after 600 s |" in first
     assert "| not installed; --peers installs it |" in first
     assert "M = 20" in second
     for part in (first, second):
-        assert "| scikit-learn HistGradientBoosting | 9 | – | -0.2500 | 0.9000 | – |  |" in part
+        assert "| scikit-learn HistGradientBoosting | 9 | – | -0.2500 | 0.9000 | – | – |  |" in part
     assert text.rstrip().endswith("one, 2 threads. Python 3, numpy 1.0.")
 
 
@@ -156,11 +169,11 @@ class Time:
 def test_looking_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     time = Time(monkeypatch)
     clock = Clock(10.0)
-    clock.look(lambda: time.passes(50.0, -1.0))
+    clock.look(lambda: (time.passes(50.0, -1.0), -9.0))
     assert clock.trace == []
     time.passes(1.0)
-    clock.look(lambda: time.passes(50.0, -0.5))
-    assert clock.trace == [(1.0, -0.5)]
+    clock.look(lambda: (time.passes(50.0, -0.5), -8.0))
+    assert clock.trace == [(1.0, -0.5, -8.0)]
     assert clock.seconds == pytest.approx(1.0)
     assert not clock.is_over
     time.passes(9.5)
@@ -180,7 +193,7 @@ def test_batches_cover_all_rows_and_the_loop_ends() -> None:
         seen.append(rows)
         return 1000.0 * 0.5 ** (count // 2)
 
-    found = minibatches.minimise(step, 1100, Clock(60.0), lambda: 0.0)
+    found = minibatches.minimise(step, 1100, Clock(60.0), lambda: (0.0, 0.0))
     assert found["converged"]
     assert [len(rows) for rows in seen[:2]] == [550, 550]
     np.testing.assert_array_equal(np.sort(np.concatenate(seen[:2])), np.arange(1100))
@@ -190,4 +203,4 @@ def test_batches_cover_all_rows_and_the_loop_ends() -> None:
 
 def test_a_loop_that_fails_says_where() -> None:
     with pytest.raises(FloatingPointError, match="the loss is nan at step 0"):
-        minibatches.minimise(lambda *_: float("nan"), 600, Clock(60.0), lambda: 0.0)
+        minibatches.minimise(lambda *_: float("nan"), 600, Clock(60.0), lambda: (0.0, 0.0))

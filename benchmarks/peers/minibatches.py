@@ -26,7 +26,7 @@ def minimise(
     step: Callable[[int, np.ndarray], float],
     num_data: int,
     clock: Clock,
-    log_density: Callable[[], float],
+    measure: Callable[[], tuple[float, float]],
 ) -> dict[str, Any]:
     """Call ``step(count, rows) -> loss`` with the rows of one batch after another.
 
@@ -47,7 +47,7 @@ def minimise(
                 raise FloatingPointError(f"the loss is {loss} at step {steps}")
             losses.append(loss)
             steps += 1
-            clock.look(log_density)
+            clock.look(measure)
             if clock.is_over:
                 break
         epochs.append(float(np.mean(losses)))

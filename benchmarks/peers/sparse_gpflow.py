@@ -38,7 +38,7 @@ def lbfgs(model: Any, data: Any, clock: Clock, scores: Callable[[], Any]) -> dic
     """Train on all rows until SciPy's test is met or the time is used up."""
 
     def look(*_: Any) -> None:
-        clock.look(lambda: scores()["log_density"])
+        clock.look(lambda: (scores()["log_density"], float(model.elbo(data))))
         if clock.is_over:
             raise StopIteration
 
@@ -75,7 +75,10 @@ def natgrad(model: Any, data: Any, clock: Clock, scores: Callable[[], Any]) -> d
         lr.assign(minibatches.natgrad_lr(count))
         return float(both_steps(rows))
 
-    return minibatches.minimise(step, len(data[0]), clock, lambda: scores()["log_density"])
+    def measure() -> tuple[float, float]:
+        return scores()["log_density"], float(model.elbo(data))
+
+    return minibatches.minimise(step, len(data[0]), clock, measure)
 
 
 def report(

@@ -108,7 +108,7 @@ def fit(
             return expected - float(model.variational_strategy.kl_divergence().item())
 
     model.train()
-    trained = minibatches.minimise(step, num_data, clock, lambda: scores()["log_density"])
+    trained = minibatches.minimise(step, num_data, clock, lambda: (scores()["log_density"], elbo()))
     ended, kernel = clock.report(), model.covar_module
     return SparseFit(
         **ended,

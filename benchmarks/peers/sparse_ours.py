@@ -22,10 +22,12 @@ def fit(
     regression: bool,
     limit: float,
     objective: str,
+    squeezed: bool = False,
 ) -> SparseFit:
-    """Train with one call to L-BFGS."""
+    """Train with one call to L-BFGS; ``squeezed`` labels have GPflow's likelihood instead of ours."""
     clock, data = Clock(limit), (X_train, Y_train)
-    likelihood = gpflow.likelihoods.StudentT() if regression else gh.likelihoods.ProbitBernoulli()
+    probit = gpflow.likelihoods.Bernoulli if squeezed else gh.likelihoods.ProbitBernoulli
+    likelihood = gpflow.likelihoods.StudentT() if regression else probit()
     model = gh.SparseCVIModel(kernel_for(X_train), likelihood, Z.copy(), objective=objective)
     gpflow.set_trainable(model.inducing_variable, bool(train_Z))
     scores = scorer(model, X_test, Y_test, regression)

@@ -1,4 +1,4 @@
-"""What a contender of ``python -m benchmarks.sparse`` reports, and how its test density is followed."""
+"""What a contender of ``python -m benchmarks.sparse`` reports, and how its progress is followed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from .outcome import score
 
 FIRST_GAP = 0.5
 GROWTH = 1.1
-"""The density is looked at after 0.5 s at the latest, then whenever 10 % more time has passed."""
+"""Progress is looked at after 0.5 s at the latest, then whenever 10 % more time has passed."""
+
+
+Sight = tuple[float, float, float]
+"""Seconds of training, test log density and ELBO; the clock is stopped while the latter are computed."""
 
 
 @dataclasses.dataclass
@@ -37,16 +41,16 @@ class SparseFit:
     """The variational lower bound of log p(y) at the end, over all training rows."""
     log_lengthscale: float | None = None
     log_sigma: float | None = None
-    trace: list[tuple[float, float]] = dataclasses.field(default_factory=list)
-    """Seconds and test log density on the way, the clock stopped while the density is computed."""
+    trace: list[Sight] = dataclasses.field(default_factory=list)
+    """What was seen on the way."""
 
 
 class Clock:
-    """Seconds of training, and what the test density was when."""
+    """Seconds of training, and what test density and ELBO were when."""
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
-        self.trace: list[tuple[float, float]] = []
+        self.trace: list[Sight] = []
         self._began = time.perf_counter()
         self._next = FIRST_GAP
 
@@ -60,11 +64,12 @@ class Clock:
         """Whether the time is used up."""
         return self.seconds > self.limit
 
-    def look(self, log_density: Callable[[], float]) -> None:
-        """Note the density if it is time to, which takes none."""
+    def look(self, measure: Callable[[], tuple[float, float]]) -> None:
+        """Note density and ELBO if it is time to, which takes none."""
         seconds = self.seconds
         if seconds >= self._next:
-            self.trace.append((round(seconds, 3), round(float(log_density()), 6)))
+            density, elbo = measure()
+            self.trace.append((round(seconds, 3), round(density, 6), round(elbo, 3)))
             self._began = time.perf_counter() - seconds
             self._next = max(seconds + FIRST_GAP, GROWTH * seconds)
 
