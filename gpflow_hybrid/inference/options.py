@@ -131,6 +131,14 @@ class InducingOptions:
     """Residual to which a training loss infers."""
     max_steps: int = 200
     """Steps that it may try from one start."""
+    patience: int = 8
+    """Evaluations after which the residual should have shrunk"""
+    slow: float = 0.3
+    """by this factor, or Newton's method takes over;"""
+    newton_tolerance: float = 1e-3
+    """relative error of its steps,"""
+    newton_iterations: int = 40
+    """and of GMRES for them."""
     weights_tolerance: float = 1e-8
     """Relative error of the weights in the total gradient."""
     weights_iterations: int = 100

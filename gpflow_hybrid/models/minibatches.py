@@ -10,9 +10,9 @@ from gpflow.base import Module, RegressionData
 from gpflow.config import default_float
 
 from ..errors import InvalidPosteriorError, NonFiniteError
-from ..inference.inducing import InducingPosterior, SummedSites
+from ..inference.inducing import InducingPosterior, Pair, SummedSites
 from ..inference.options import MINIBATCH
-from ..inference.row_sums import GradientSums, Pair, RowSums
+from ..inference.row_sums import GradientSums, RowSums
 from ..likelihoods.marginalised import floating_variables
 from ..likelihoods.projections import likelihood_gradients
 from ..objectives import power_of
