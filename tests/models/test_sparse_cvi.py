@@ -227,17 +227,24 @@ def test_one_step_on_all_data_is_exact_for_a_gaussian() -> None:
 
 def test_adam_on_batches_reaches_the_optimum_of_all_data() -> None:
     problem = sparse_problem("probit_bernoulli", 300, 6)
-    full = problem.model(mean_function=None)
-    gpflow.set_trainable(full.inducing_variable, False)
+
+    def make(**more: Any) -> gh.SparseCVIModel:
+        model = problem.model(mean_function=None, **more)
+        model.kernel.variance.assign(8.0)
+        model.kernel.lengthscales.assign(0.7)
+        gpflow.set_trainable(model.inducing_variable, False)
+        return model
+
+    full = make()
+    at_start = -float(full.training_loss(problem.data))
     gpflow.optimizers.Scipy().minimize(
         full.training_loss_closure(problem.data), full.trainable_variables
     )
     best = float(full.ep_like_log_marginal(problem.data))
-    model = problem.model(mean_function=None, num_data=300)
-    gpflow.set_trainable(model.inducing_variable, False)
+    model = make(num_data=300)
     dataset = tf.data.Dataset.from_tensor_slices(problem.data).repeat()
     loss = model.training_loss_closure(iter(dataset.shuffle(300, seed=0).batch(60)))
-    adam = tf.optimizers.Adam(0.05)
+    adam = tf.optimizers.Adam(0.1)
 
     @tf.function
     def step() -> None:
@@ -247,14 +254,16 @@ def test_adam_on_batches_reaches_the_optimum_of_all_data() -> None:
         gradients = tape.gradient(value, model.trainable_variables)
         adam.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
 
-    for i in range(400):
-        adam.learning_rate.assign(0.05 / (1.0 + i / 100.0))
+    for i in range(250):
+        adam.learning_rate.assign(0.1 / (1.0 + i / 100.0))
         step()
+    before = float(model.ep_like_log_marginal(problem.data))
     model.infer(problem.data)
+    reached = float(model.ep_like_log_marginal(problem.data))
     # What is left is the noise of the last steps.
-    assert best - float(model.ep_like_log_marginal(problem.data)) < 0.1
-    start = problem.model(mean_function=None)
-    assert best + float(start.training_loss(problem.data)) > 1.0
+    assert best - at_start > 1.0
+    assert best - reached < 0.2
+    assert abs(reached - before) < 0.5
 
 
 def test_separate_kernels_and_inducing_points() -> None:
