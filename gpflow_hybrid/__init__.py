@@ -17,6 +17,7 @@ from .evidence import (
     annealed_importance_sampling,
     compare_evidence,
 )
+from .inducing_points import inducing_points
 from .inference.reports import InferenceResult
 from .linalg import linear_algebra, set_linear_algebra
 from .models import (
@@ -65,6 +66,7 @@ __all__ = [
     "datasets",
     "errors",
     "evidence",
+    "inducing_points",
     "likelihoods",
     "linear_algebra",
     "set_linear_algebra",

@@ -6,6 +6,7 @@ import numbers
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 from gpflow.base import RegressionData, TensorType
 from gpflow.config import default_float
@@ -58,18 +59,13 @@ def prepare_data(data: Any, likelihood: Likelihood) -> RegressionData:
     X = _to_tensor("X", data[0], to_float=True)
     Y = _to_tensor("Y", data[1], to_float=isinstance(likelihood, _FLOAT_LIKELIHOODS))
     for name, value in (("X", X), ("Y", Y)):
-        if value.shape.rank != 2:
-            raise InvalidDataError(
-                f"{name} must have two dimensions, [N, {'D' if name == 'X' else 'P'}]; found shape "
-                f"{value.shape}. Pass {name}.reshape(-1, 1) if it is one column."
-            )
+        _check_rank(name, value)
         if value.shape[1] is None:
             raise InvalidDataError(
                 f"{name} must have a fixed number of columns; found shape {value.shape}. Only the "
                 f"number of rows may vary: pass tf.Variable({name}, shape=[None, {name}.shape[1]])."
             )
-        if value.shape[1] == 0:
-            raise InvalidDataError(f"{name} must have at least one column; found none.")
+        _check_columns(name, value)
     num_X, num_Y = int(tf.shape(X)[0]), int(tf.shape(Y)[0])
     if num_X != num_Y:
         raise InvalidDataError(
@@ -89,6 +85,32 @@ def prepare_data(data: Any, likelihood: Likelihood) -> RegressionData:
     return X, Y
 
 
+def numeric_matrix(name: str, value: Any) -> npt.NDArray[np.float64]:
+    """A new array ``[N, D]`` of finite floats, whatever holds its numbers."""
+    if tf.is_tensor(value) or is_variable(value):
+        value = tf.convert_to_tensor(value).numpy()
+    array = _to_array(name, value).astype(np.float64)
+    _check_rank(name, array)
+    _check_columns(name, array)
+    if len(array) == 0:
+        raise InvalidDataError(f"{name} must have at least one row; found none.")
+    _check_finite(name, array)
+    return array
+
+
+def _check_rank(name: str, value: Any) -> None:
+    if tf.TensorShape(value.shape).rank != 2:  # of a variable it may be unknown
+        raise InvalidDataError(
+            f"{name} must have two dimensions, [N, {'P' if name == 'Y' else 'D'}]; found shape "
+            f"{value.shape}. Pass {name}.reshape(-1, 1) if it is one column."
+        )
+
+
+def _check_columns(name: str, value: Any) -> None:
+    if value.shape[1] == 0:
+        raise InvalidDataError(f"{name} must have at least one column; found none.")
+
+
 def _check_dtype(name: str, value: Any) -> None:
     dtype = getattr(value, "dtype", None)
     if dtype is None:
@@ -104,6 +126,17 @@ def _check_dtype(name: str, value: Any) -> None:
         raise InvalidDataError(f"{name} must be numeric; found {dtype.name}.")
 
 
+def _to_array(name: str, value: Any) -> npt.NDArray[Any]:
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        reason = str(error).rstrip(".")
+        raise InvalidDataError(f"{name} must be a numeric array: {reason}.") from None
+    if array.dtype.kind not in "fiub":
+        raise InvalidDataError(f"{name} must be numeric; found dtype {array.dtype}.")
+    return array
+
+
 def _to_tensor(name: str, value: Any, to_float: bool) -> tf.Tensor:
     _check_dtype(name, value)
     if is_variable(value):
@@ -114,13 +147,7 @@ def _to_tensor(name: str, value: Any, to_float: bool) -> tf.Tensor:
             )
         return value
     if not tf.is_tensor(value):
-        try:
-            value = np.asarray(value)
-        except ValueError as error:
-            reason = str(error).rstrip(".")
-            raise InvalidDataError(f"{name} must be a numeric array: {reason}.") from None
-        if value.dtype.kind not in "fiub":
-            raise InvalidDataError(f"{name} must be numeric; found dtype {value.dtype}.")
+        value = _to_array(name, value)
         if value.dtype.kind == "f":
             value = value.astype(default_float())
     tensor = tf.convert_to_tensor(value)

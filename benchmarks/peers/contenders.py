@@ -23,52 +23,50 @@ class Contender:
     """What a reader of the table must know."""
 
 
-_OURS = ("gpflow-hybrid", "gpflow", "tensorflow", "scipy")
-_GPFLOW = ("gpflow", "tensorflow", "scipy")
+OURS = ("gpflow-hybrid", "gpflow", "tensorflow", "scipy")
+GPFLOW = ("gpflow", "tensorflow", "scipy")
 _GPY = ("GPy", "numpy", "scipy")
-_TORCH = ("gpytorch", "torch")
+TORCH = ("gpytorch", "torch")
 _GPJAX = ("gpjax", "jax")
 _NEWTON = ("bayesnewton", "jax")
-_SQUEEZED = "probit squeezed into [0.001, 0.999]"
+SQUEEZED = "probit squeezed into [0.001, 0.999]"
 
 CONTENDERS = {
-    "cvi_ep_like": Contender(
-        "CVIModel, collapsed EP-like", "ours", {"objective": "ep_like"}, _OURS
-    ),
-    "cvi_elbo": Contender("CVIModel, collapsed ELBO", "ours", {"objective": "elbo"}, _OURS),
+    "cvi_ep_like": Contender("CVIModel, collapsed EP-like", "ours", {"objective": "ep_like"}, OURS),
+    "cvi_elbo": Contender("CVIModel, collapsed ELBO", "ours", {"objective": "elbo"}, OURS),
     "vem_ep_like": Contender(
-        "CVIModel, VEM EP-like", "ours", {"objective": "ep_like", "alternating": True}, _OURS
+        "CVIModel, VEM EP-like", "ours", {"objective": "ep_like", "alternating": True}, OURS
     ),
     "vem_elbo": Contender(
-        "CVIModel, VEM ELBO", "ours", {"objective": "elbo", "alternating": True}, _OURS
+        "CVIModel, VEM ELBO", "ours", {"objective": "elbo", "alternating": True}, OURS
     ),
     "vgp_lbfgs": Contender(
         "GPflow VGP, L-BFGS",
         "gpflow_peers",
         {"model": "vgp", "optimiser": "lbfgs"},
-        _GPFLOW,
-        remark=_SQUEEZED,
+        GPFLOW,
+        remark=SQUEEZED,
     ),
     "vgp_natgrad": Contender(
         "GPflow VGP, natural gradients + Adam",
         "gpflow_peers",
         {"model": "vgp", "optimiser": "natgrad"},
-        _GPFLOW,
-        remark=_SQUEEZED,
+        GPFLOW,
+        remark=SQUEEZED,
     ),
     "svgp_lbfgs": Contender(
         "GPflow SVGP, M = n/4, L-BFGS",
         "gpflow_peers",
         {"model": "svgp", "optimiser": "lbfgs"},
-        _GPFLOW,
-        remark=_SQUEEZED,
+        GPFLOW,
+        remark=SQUEEZED,
     ),
     "svgp_natgrad": Contender(
         "GPflow SVGP, M = n/4, natural gradients + Adam",
         "gpflow_peers",
         {"model": "svgp", "optimiser": "natgrad"},
-        _GPFLOW,
-        remark=_SQUEEZED,
+        GPFLOW,
+        remark=SQUEEZED,
     ),
     "gpy_ep": Contender("GPy EP, nested", "gpy_peer", {"inference": "ep"}, _GPY, "gpy"),
     "gpy_laplace": Contender("GPy Laplace", "gpy_peer", {"inference": "laplace"}, _GPY, "gpy"),
@@ -80,17 +78,17 @@ CONTENDERS = {
         remark="Laplace, logistic likelihood",
     ),
     "gpytorch_adam": Contender(
-        "GPyTorch variational, Adam", "gpytorch_peer", {"natgrad": False}, _TORCH, "gpytorch"
+        "GPyTorch variational, Adam", "gpytorch_peer", {"natgrad": False}, TORCH, "gpytorch"
     ),
     "gpytorch_natgrad": Contender(
         "GPyTorch variational, natural gradients + Adam",
         "gpytorch_peer",
         {"natgrad": True},
-        _TORCH,
+        TORCH,
         "gpytorch",
     ),
     "gpjax_adam": Contender(
-        "GPJax variational, Adam", "gpjax_peer", {"natgrad": False}, _GPJAX, "gpjax", _SQUEEZED
+        "GPJax variational, Adam", "gpjax_peer", {"natgrad": False}, _GPJAX, "gpjax", SQUEEZED
     ),
     "gpjax_natgrad": Contender(
         "GPJax dual variational, natural gradients + Adam",
@@ -98,7 +96,7 @@ CONTENDERS = {
         {"natgrad": True},
         _GPJAX,
         "gpjax",
-        _SQUEEZED,
+        SQUEEZED,
     ),
     "bayesnewton_vi": Contender(
         "BayesNewton VI, Newton + Adam",
@@ -106,7 +104,7 @@ CONTENDERS = {
         {"inference": "vi"},
         _NEWTON,
         "bayesnewton",
-        _SQUEEZED,
+        SQUEEZED,
     ),
     "bayesnewton_ep": Contender(
         "BayesNewton EP, Newton + Adam",
@@ -114,6 +112,6 @@ CONTENDERS = {
         {"inference": "ep"},
         _NEWTON,
         "bayesnewton",
-        _SQUEEZED,
+        SQUEEZED,
     ),
 }

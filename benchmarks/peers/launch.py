@@ -8,9 +8,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from .contenders import CONTENDERS
 from .environments import NotInstalled, interpreter, without_addresses
 from .run import THREADS
+from .sparse_contenders import ALL
 
 PROJECT = Path(__file__).parents[2]
 COUNTED = (
@@ -37,7 +37,7 @@ def launch(
     once: bool = False,
 ) -> dict[str, Any]:
     """What ``benchmarks.peers.run`` says of this contender, or ``{"failure": reason}``."""
-    environment = None if name == "floor" else CONTENDERS[name].environment
+    environment = None if name == "floor" else ALL[name].environment
     try:
         python = interpreter(environment, may_create)
     except NotInstalled as error:

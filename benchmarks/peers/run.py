@@ -1,8 +1,8 @@
 """One contender on one fold, in a process of its own: ``python -m benchmarks.peers.run NAME FILE``.
 
-FILE is an npz with ``X_train, Y_train, X_test, Y_test``. Prints one line of JSON per fit: the first,
-which compiles, and a second in the same process unless the first took long or ``--once`` is given.
-NAME may be ``floor``.
+FILE is an npz with ``X_train, Y_train, X_test, Y_test`` and, for sparse models, ``Z`` and settings.
+Prints one line of JSON per fit: the first, which compiles, and a second in the same process unless the
+first took long or ``--once`` is given. NAME may be ``floor``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from . import floor
-from .contenders import CONTENDERS
+from .sparse_contenders import ALL
 
 THREADS = 2
 REPEAT_BELOW = 300.0
@@ -47,7 +47,7 @@ def _emit(record: dict[str, Any]) -> None:
 
 
 def _run(name: str, data: dict[str, np.ndarray], once: bool) -> None:
-    contender = CONTENDERS[name]
+    contender = ALL[name]
     with contextlib.redirect_stdout(sys.stderr):  # libraries print; the line of JSON stays alone
         module = importlib.import_module(f".{contender.module}", __package__)
         before = time.process_time()
@@ -64,13 +64,13 @@ def _run(name: str, data: dict[str, np.ndarray], once: bool) -> None:
 def main() -> None:
     """Run; an exception becomes a record with the reason."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("contender", choices=["floor", *CONTENDERS])
+    parser.add_argument("contender", choices=["floor", *ALL])
     parser.add_argument("data", help="npz file with the fold")
     parser.add_argument("--once", action="store_true", help="no second fit")
     arguments = parser.parse_args()
     _limit_processors()
     with np.load(arguments.data) as arrays:
-        data = dict(arrays)
+        data = {name: value if value.ndim else value.item() for name, value in arrays.items()}
     if arguments.contender == "floor":
         _emit(
             {

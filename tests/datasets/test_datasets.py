@@ -21,6 +21,7 @@ EXPECTED = {
     "diabetes": ("diabetes.csv", 768, 8, 268),
     "usps": ("usps_3v5.npz", 1540, 256, 824),
     "banana": ("banana.csv", 5300, 2, 2376),
+    "magic": ("magic.npz", 19020, 10, 12332),
 }
 
 
@@ -64,6 +65,7 @@ class TestLoad:
             ("ionosphere", 0, [1, 0, 0.99539, -0.05889], 1),
             ("diabetes", 0, [6, 148, 72, 35, 0, 33.6, 0.627, 50], 1),
             ("banana", 0, [1.617466, -0.919233], 0),
+            ("magic", 0, [28.7967, 16.0021, 2.6449, 0.3918, 0.1982, 27.7004, 22.011, -8.2027], 1),
         ],
     )
     def test_first_row_is_that_of_the_original(self, name, row, start, label):
@@ -80,6 +82,11 @@ class TestLoad:
         assert X.min() >= -1
         assert X.max() <= 1
 
+    def test_magic_has_the_decimals_of_the_original_in_order_of_class(self):
+        X, Y = datasets.load("magic")
+        np.testing.assert_array_equal(X, np.round(X, 4))
+        np.testing.assert_array_equal(Y[:, 0], np.arange(len(Y)) < 12332)
+
     def test_usps_3v5_is_usps(self):
         for left, right in zip(datasets.load("usps_3v5"), datasets.load("usps"), strict=True):
             np.testing.assert_array_equal(left, right)
@@ -94,7 +101,8 @@ class TestLoad:
     )
     def test_unknown_name_lists_names_and_closest(self, name, closest):
         message = (
-            f"name must be one of sonar, ionosphere, diabetes, usps, banana; found '{name}'. "
+            f"name must be one of sonar, ionosphere, diabetes, usps, banana, magic; "
+            f"found '{name}'. "
             f"Did you mean '{closest}'?"
         )
         with pytest.raises(ValueError, match=re.escape(message)):

@@ -1,0 +1,61 @@
+"""Stochastic loops of all contenders: the batches, the step sizes, and when to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .sparse_outcome import Clock, finished
+from .stopping import TOLERANCE, WINDOW
+
+BATCH = 512
+SHORTEST = 400
+"""Steps without progress at the least, where epochs are short."""
+NATGRAD_LR = 0.1
+RAMP = 20
+
+
+def natgrad_lr(step: int) -> float:
+    """Step size of stochastic natural gradients: from 0.01 to 0.1 in the first 20 steps, then 0.1."""
+    return NATGRAD_LR * 10.0 ** min(0.0, step / RAMP - 1.0)
+
+
+def minimise(
+    step: Callable[[int, np.ndarray], float],
+    num_data: int,
+    clock: Clock,
+    log_density: Callable[[], float],
+) -> dict[str, Any]:
+    """Call ``step(count, rows) -> loss`` with the rows of one batch after another.
+
+    Every epoch is a new permutation of the rows, so that its mean loss hardly depends on the batches;
+    the loop ends when 20 epochs, and 400 steps, have lowered the least of these means by less than 1e-5 per
+    datum, or when the time is used up.
+    """
+    rng = np.random.default_rng(0)
+    epochs: list[float] = []
+    batches = max(1, num_data // BATCH)
+    window = max(WINDOW, -(-SHORTEST // batches))
+    steps, converged = 0, False
+    while not converged and not clock.is_over:
+        losses = []
+        for rows in np.array_split(rng.permutation(num_data), batches):
+            loss = step(steps, np.sort(rows))
+            if not np.isfinite(loss):
+                raise FloatingPointError(f"the loss is {loss} at step {steps}")
+            losses.append(loss)
+            steps += 1
+            clock.look(log_density)
+            if clock.is_over:
+                break
+        epochs.append(float(np.mean(losses)))
+        if len(epochs) > window:
+            gain = min(epochs[:-window]) - min(epochs[-window:])
+            converged = gain < TOLERANCE * num_data
+    return {
+        "evaluations": steps,
+        "objective": -epochs[-1],
+        **finished(clock, converged, ""),
+    }

@@ -1,0 +1,193 @@
+"""The comparison of sparse models: two contenders on a few rows, its files, and what its tables say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import sparse
+from benchmarks.peers import environments, minibatches, sparse_outcome
+from benchmarks.peers.contenders import CONTENDERS
+from benchmarks.peers.sparse_contenders import SPARSE
+from benchmarks.peers.sparse_outcome import Clock
+
+
+def fit(contender: str, **others: Any) -> dict[str, Any]:
+    return {
+        "contender": contender,
+        "dataset": "banana",
+        "num_data": 240,
+        "num_inducing": 10,
+        "train_z": False,
+        "rows": None,
+        "processor": "one",
+        "threads": 2,
+        "python": "3",
+        "seconds": 9.0,
+        "log_density": -0.25,
+        "accuracy": 0.9,
+        "rmse": None,
+        "elbo": -80.0,
+        "note": "",
+        "trace": [(1.0, -0.6), (2.0, -0.2515), (3.0, -0.24), (4.0, -0.26)],
+        "versions": {"numpy": "1.0"},
+        **others,
+    }
+
+
+def test_two_contenders_agree_and_are_not_run_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def compare() -> dict[sparse.Key, sparse.Record]:
+        return sparse.compare(
+            ["banana"],
+            [10],
+            ["sparse_cvi_elbo", "sparse_svgp_lbfgs"],
+            60.0,
+            tmp_path,
+            train_z=False,
+            rows=300,
+            peers=False,
+            again=False,
+        )
+
+    ours, svgp = compare().values()
+    assert ours["converged"]
+    assert svgp["converged"]
+    assert ours["num_data"] == 240
+    # GPflow's probit is squeezed: another likelihood by a part in a thousand.
+    assert ours["elbo"] == pytest.approx(svgp["elbo"], abs=0.5)
+    assert ours["log_density"] == pytest.approx(svgp["log_density"], abs=0.01)
+    assert ours["log_lengthscale"] == pytest.approx(svgp["log_lengthscale"], abs=0.05)
+    assert ours["elbo"] == pytest.approx(ours["objective"], abs=1e-3)
+    assert {"gpflow", "tensorflow"} <= set(svgp["versions"])
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    assert list(compare().values()) == [ours, svgp]
+    assert capsys.readouterr().out == ""
+    assert len((tmp_path / "fits.jsonl").read_text().splitlines()) == 2
+    assert "| GPflow SVGP, L-BFGS | " in (tmp_path / "fits.md").read_text()
+
+
+def test_a_regressor_without_inducing_inputs() -> None:
+    record = sparse.run("sparse_boosting", "protein", None, 60.0, rows=500, threads=1)
+    assert 0.5 < record["rmse"] < 1.1
+    assert -1.8 < record["log_density"] < -1.0
+    assert record["elbo"] is None
+
+
+def test_names_are_not_those_of_the_other_comparison() -> None:
+    assert not set(SPARSE) & set(CONTENDERS)
+
+
+@pytest.mark.parametrize("dataset", sparse.DATASETS)
+def test_rows_are_split_and_standardised(dataset: str) -> None:
+    data = sparse.split(dataset, 1000)
+    assert len(data["X_train"]) == len(data["Y_train"]) == 800
+    assert len(data["X_test"]) == len(data["Y_test"]) == 200
+    np.testing.assert_allclose(data["X_train"].mean(axis=0), 0.0, atol=1e-10)
+    labels = set(np.unique(data["Y_train"])) == {0.0, 1.0}
+    assert labels != (dataset in sparse.REGRESSION)
+    if not labels:
+        np.testing.assert_allclose(data["Y_train"].std(), 1.0)
+
+
+def test_the_last_of_equal_fits_counts(tmp_path: Path) -> None:
+    path = tmp_path / "some" / "fits.jsonl"
+    assert sparse.load(path) == {}
+    for record in (
+        fit("sparse_cvi_elbo"),
+        fit("sparse_cvi_elbo", seconds=5.0),
+        fit("sparse_cvi_elbo", train_z=True),
+    ):
+        sparse.append(path, record)
+    first, second = sparse.load(path).values()
+    assert first["seconds"] == 5.0
+    assert second["train_z"]
+
+
+def test_the_first_time_its_density_was_seen() -> None:
+    assert sparse.arrival(fit("sparse_cvi_elbo")) == 2.0
+    assert sparse.arrival(fit("sparse_cvi_elbo", log_density=-0.2)) == 9.0
+    assert sparse.arrival(fit("sparse_boosting", trace=[])) is None
+
+
+def test_tables() -> None:
+    rows = [
+        fit("sparse_svgp_lbfgs", note="stopped after 600 s"),
+        fit("sparse_cvi_elbo"),
+        fit("sparse_cvi_elbo", num_inducing=20),
+        fit("sparse_boosting", num_inducing=None, trace=[], elbo=None),
+        {**fit("sparse_gpytorch_adam"), "failure": "not installed; --peers installs it"},
+    ]
+    text = sparse.markdown(rows)
+    first, second = text.split("## banana")[1:]
+    assert "N = 240, M = 10, inducing inputs fixed" in first
+    assert first.index("SparseCVIModel, ELBO") < first.index("GPflow SVGP, L-BFGS")
+    assert "| 9 | 2 | -0.2500 | 0.9000 | -80.0 | stopped after 600 s |" in first
+    assert "| not installed; --peers installs it |" in first
+    assert "M = 20" in second
+    for part in (first, second):
+        assert "| scikit-learn HistGradientBoosting | 9 | – | -0.2500 | 0.9000 | – |  |" in part
+    assert text.rstrip().endswith("one, 2 threads. Python 3, numpy 1.0.")
+
+
+def test_a_peer_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environments, "ROOT", tmp_path)
+    record = sparse.run("sparse_gpytorch_adam", "banana", 5, 10.0, rows=100)
+    assert record["failure"] == "not installed; --peers installs it"
+    assert record["installed"] is False
+
+
+class Time:
+    """A clock for the clock."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(sparse_outcome.time, "perf_counter", lambda: self.now)
+
+    def passes(self, seconds: float, value: float = 0.0) -> float:
+        self.now += seconds
+        return value
+
+
+def test_looking_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    time = Time(monkeypatch)
+    clock = Clock(10.0)
+    clock.look(lambda: time.passes(50.0, -1.0))
+    assert clock.trace == []
+    time.passes(1.0)
+    clock.look(lambda: time.passes(50.0, -0.5))
+    assert clock.trace == [(1.0, -0.5)]
+    assert clock.seconds == pytest.approx(1.0)
+    assert not clock.is_over
+    time.passes(9.5)
+    assert clock.is_over
+    assert sparse_outcome.finished(clock, False, "said") == {
+        "converged": False,
+        "note": "stopped after 10 s",
+    }
+    assert sparse_outcome.finished(clock, True, "said") == {"converged": True, "note": ""}
+
+
+def test_batches_cover_all_rows_and_the_loop_ends() -> None:
+    seen: list[np.ndarray] = []
+
+    def step(count: int, rows: np.ndarray) -> float:
+        assert count == len(seen)
+        seen.append(rows)
+        return 1000.0 * 0.5 ** (count // 2)
+
+    found = minibatches.minimise(step, 1100, Clock(60.0), lambda: 0.0)
+    assert found["converged"]
+    assert [len(rows) for rows in seen[:2]] == [550, 550]
+    np.testing.assert_array_equal(np.sort(np.concatenate(seen[:2])), np.arange(1100))
+    assert len(seen) == found["evaluations"]
+    assert 400 < len(seen) < 500
+
+
+def test_a_loop_that_fails_says_where() -> None:
+    with pytest.raises(FloatingPointError, match="the loss is nan at step 0"):
+        minibatches.minimise(lambda *_: float("nan"), 600, Clock(60.0), lambda: 0.0)
