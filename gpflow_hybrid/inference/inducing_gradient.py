@@ -18,9 +18,9 @@ from scipy.sparse.linalg import LinearOperator, gmres
 from ..priors.protocol import Array
 from . import inducing
 from .common import INVALID_START
-from .inducing import InducingPosterior, InducingSolution, SummedSites
+from .inducing import InducingPosterior, InducingSolution, Pair, SummedSites
 from .options import COLLAPSE, INDUCING
-from .row_sums import GradientSums, Pair, RowSums
+from .row_sums import GradientSums, RowSums
 from .total_gradient import NO_CAVITY, NOT_EXACT
 
 
@@ -56,7 +56,7 @@ def at_solution(rows: RowSums, solution: InducingSolution) -> InducingCollapse:
         w, error = weights(rows, q, found.slope)
         if np.isfinite(found.value) and np.isfinite(w.flat()).all():
             assert solution.step is not None
-            value = found.value - q.kl + float(w.flat() @ q.in_units(solution.step))
+            value = found.value - q.kl + float(w.flat() @ q.in_units(solution.step).flat())
             remarks = (NOT_EXACT.format(error),) if error > COLLAPSE.gradient_error else ()
             return InducingCollapse(solution, value, rows.pull_back(q, w), remarks)
     # Where a cavity does not exist the bound stands in, so that an optimiser can back away.

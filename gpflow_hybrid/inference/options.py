@@ -81,7 +81,7 @@ class PropagationOptions:
     """ρ below which it gives up: every step, however short, leaves the valid region."""
     growth: float = 1.2
     """How ρ follows the mismatch: up after it shrank,"""
-    decay: float = 0.6
+    decay: float = 0.75
     """down after it grew,"""
     floor: float = 0.05
     """never below this."""
@@ -131,6 +131,14 @@ class InducingOptions:
     """Residual to which a training loss infers."""
     max_steps: int = 200
     """Steps that it may try from one start."""
+    patience: int = 8
+    """Evaluations after which the residual should have shrunk"""
+    slow: float = 0.3
+    """by this factor, or Newton's method takes over;"""
+    newton_tolerance: float = 1e-3
+    """relative error of its steps,"""
+    newton_iterations: int = 40
+    """and of GMRES for them."""
     weights_tolerance: float = 1e-8
     """Relative error of the weights in the total gradient."""
     weights_iterations: int = 100
@@ -141,11 +149,11 @@ class InducingOptions:
 class MinibatchOptions:
     """Of natural-gradient steps on batches."""
 
-    first_step: float = 2.0
+    first_step: float = 0.7
     """ρ of the first steps, in units of the root of the part of the data that a batch has; at most one."""
-    steps_before_decay: float = 100.0
+    steps_before_decay: float = 50.0
     """Steps after which it begins to fall,"""
-    decay: float = 0.6
+    decay: float = 0.75
     """and the power with which it does: between ½ and 1, so that noise averages out but steps do not end."""
     smallest_step: float = 1e-6
     """ρ below which no step is valid."""

@@ -6,66 +6,21 @@ With ``T = C⁻¹A`` of a block, ``P = C Cᵀ`` the precision of q(w), the margi
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import tuning
-from ..likelihoods.expectations import ExpectationGradients
-from ..likelihoods.projections import Maker, ProjectedLikelihood, SiteWeights
-from ..likelihoods.ratio_gradients import RatioGradients
+from ..likelihoods.expectations import expected_log_site
+from ..likelihoods.projections import Maker, SiteWeights
 from ..linalg.threads import blas_threads_for
-from ..priors.inducing import InducingPrior, Projection, ProjectionBar, solve_lower
+from ..priors.inducing import InducingPrior, ProjectionBar, solve_lower
 from ..priors.protocol import Array
 from ..rows import DataRows
-from .inducing import ExpectationSums, InducingPosterior, SummedSites
+from .blocks import Block, Local, Slopes, total, weighted_gram
+from .inducing import ExpectationSums, InducingPosterior, Pair, SummedSites
 from .newton import per_datum
-
-
-class Pair(NamedTuple):
-    """A change of q(w), or weights of one: ``a [L, M]`` and ``B [L, M, M]``."""
-
-    a: Array
-    B: Array
-
-    def flat(self) -> Array:
-        """All numbers in a row."""
-        return np.concatenate([self.a.ravel(), self.B.ravel()])
-
-    @classmethod
-    def of_flat(cls, x: Array, num_latent: int) -> Pair:
-        """From :meth:`flat`, with as many inducing variables as fit."""
-        M = round((np.sqrt(1.0 + 4.0 * x.size / num_latent) - 1.0) / 2.0)
-        size = num_latent * M
-        return cls(x[:size].reshape(num_latent, M), x[size:].reshape(num_latent, M, M))
-
-
-@dataclasses.dataclass
-class Block:
-    """Some rows, projected, and what is known of them at one q."""
-
-    X: Array
-    projections: list[Projection]
-    mean: Array  # μ₀ [N, L]
-    likelihood: ProjectedLikelihood
-    at: Linearised | None = None
-
-
-class Linearised(NamedTuple):
-    """Of a block, at the fixed point."""
-
-    m: Array
-    v: Array
-    E: ExpectationGradients
-    curvature: tuple[Array, ...]
-    sites: SummedSites | Any
-    """``λ₁`` and ``λ₂`` of every datum, ``[N, L]``."""
-    ratios: RatioGradients
-    T: list[Array]
-    weights: SiteWeights
-    """``c₁`` and ``c₂`` of ``∂E/∂m`` and ``−2 ∂E/∂v`` in the objective, by way of the sites."""
 
 
 class ObjectiveSums(NamedTuple):
@@ -86,27 +41,12 @@ class SiteSummary(NamedTuple):
 
 class GradientSums(NamedTuple):
     """Derivatives of the objective at constant q: what
-    :meth:`~gpflow_hybrid.priors.inducing.InducingPrior.in_variables` takes, and in the likelihood's parameters."""
+    :meth:`~gpflow_hybrid.priors.inducing.InducingPrior.in_variables` takes, and in the likelihood's
+    parameters."""
 
     rows: list[Array]
     factor_products: list[Array]
     parameters: list[Array]
-
-
-def total(parts: Iterable[Any]) -> Any:
-    """The sum of tuples of numbers, arrays, lists and further such tuples."""
-    found = None
-    for part in parts:
-        found = part if found is None else _add(found, part)
-    return found
-
-
-def _add(x: Any, y: Any) -> Any:
-    if isinstance(x, tuple):
-        return type(x)(*(_add(a, b) for a, b in zip(x, y, strict=True)))
-    if isinstance(x, list):
-        return [_add(a, b) for a, b in zip(x, y, strict=True)]
-    return x + y
 
 
 class RowSums:
@@ -145,18 +85,12 @@ class RowSums:
         if size <= tuning.KEPT_PROJECTIONS:
             self._kept = kept
 
-    def _projection(self, block: Block, latent: int) -> Array:
-        parts = block.projections
-        return parts[0 if len(parts) == 1 else latent].A
-
-    def _whitened(self, block: Block, q: InducingPosterior) -> list[Array]:
-        """``T`` of every latent."""
-        return [solve_lower(C, self._projection(block, i)) for i, C in enumerate(q.chol)]
-
-    def _marginals(self, block: Block, q: InducingPosterior, T: list[Array]) -> tuple[Array, Array]:
-        """Mean and variance of every projection, ``[N, L]``; the former without ``μ₀``."""
+    @staticmethod
+    def _marginals(block: Block, q: InducingPosterior) -> tuple[list[Array], Array, Array]:
+        """``T`` of every latent; mean, without ``μ₀``, and variance of every projection, ``[N, L]``."""
+        T = [solve_lower(C, block.projection(i)) for i, C in enumerate(q.chol)]
         mean = np.stack([t.T @ h for t, h in zip(T, q.h, strict=True)], 1)
-        return mean, np.stack([np.einsum("mn,mn->n", t, t) for t in T], 1)
+        return T, mean, np.stack([np.einsum("mn,mn->n", t, t) for t in T], 1)
 
     def expectations(
         self, q: InducingPosterior, largest_variance: float = np.inf
@@ -165,11 +99,11 @@ class RowSums:
         return self._sum(self._expectations, q, largest_variance)
 
     def _expectations(self, block: Block, q: InducingPosterior, largest: float) -> ExpectationSums:
-        a, v = self._marginals(block, q, self._whitened(block, q))
+        _, a, v = self._marginals(block, q)
         E = block.likelihood.expectations(a + block.mean, v, largest)
         lambda_2 = -2.0 * E.variance
         lambda_1 = E.mean + lambda_2 * a
-        A = [self._projection(block, i) for i in range(len(q.h))]
+        A = [block.projection(i) for i in range(len(q.h))]
         return ExpectationSums(
             np.sum(E.value),
             SummedSites(
@@ -183,15 +117,15 @@ class RowSums:
         return float(self._sum(self._value, q))
 
     def _value(self, block: Block, q: InducingPosterior) -> float:
-        a, v = self._marginals(block, q, self._whitened(block, q))
+        _, a, v = self._marginals(block, q)
         m = a + block.mean
         E = block.likelihood.expectations(m, v)
         if self.alpha == 0.0:
             return float(np.sum(E.value))
         lambda_2 = -2.0 * E.variance
-        lambda_1 = E.mean + lambda_2 * m
-        log_t = lambda_1 * m - 0.5 * lambda_2 * (m * m + v)
-        return float(block.likelihood.ratios(m, v, lambda_1, lambda_2).value + np.sum(log_t))
+        sites = (E.mean + lambda_2 * m, lambda_2)
+        log_t = np.sum(expected_log_site(m, v, *sites))
+        return float(block.likelihood.ratios(m, v, *sites).value + log_t)
 
     def sites(self, q: InducingPosterior) -> SiteSummary:
         """Of the sites that q says of every datum."""
@@ -201,65 +135,59 @@ class RowSums:
         )
 
     def _sites(self, block: Block, q: InducingPosterior) -> SiteSummary:
-        a, v = self._marginals(block, q, self._whitened(block, q))
+        _, a, v = self._marginals(block, q)
         lambda_2 = -2.0 * block.likelihood.expectations(a + block.mean, v).variance
         return SiteSummary(float(np.min(1.0 / v - lambda_2)), int(np.sum(lambda_2 < 0.0)))
 
-    def linearise(self, q: InducingPosterior) -> ObjectiveSums:
-        """The objective, how it changes with q, and all that its gradient needs; α > 0."""
-        return self._sum(self._linearise, q)
+    def _local(self, block: Block, q: InducingPosterior) -> Local:
+        """What was kept with the block, or found now."""
+        if block.local is None or block.local.q is not q:
+            T, a, v = self._marginals(block, q)
+            m = a + block.mean
+            E, curvature = block.likelihood.expectations(m, v), block.likelihood.curvature(m, v)
+            block.local, block.slopes = Local(q, T, m, v, E, curvature), None
+        return block.local
 
-    def _linearise(self, block: Block, q: InducingPosterior) -> ObjectiveSums:
-        T = self._whitened(block, q)
-        a, v = self._marginals(block, q, T)
-        m = a + block.mean
-        E = block.likelihood.expectations(m, v)
-        curvature = block.likelihood.curvature(m, v)
-        lambda_2 = -2.0 * E.variance
-        lambda_1 = E.mean + lambda_2 * m
-        ratios = block.likelihood.ratios(m, v, lambda_1, lambda_2)
-        d1, d2 = ratios.lambda_1 + m, ratios.lambda_2 - 0.5 * (m * m + v)
-        weights = SiteWeights(d1, d2 + m * d1)
-        block.at = Linearised(m, v, E, curvature, (lambda_1, lambda_2), ratios, T, weights)
-        m_bar, v_bar = _marginal_bars(block.at, weights)
-        slope = Pair(
-            np.stack([t @ x for t, x in zip(T, (m_bar - E.mean).T, strict=True)]),
-            -np.stack(
-                [weighted_gram(t, x) for t, x in zip(T, (v_bar - E.variance).T, strict=True)]
-            ),
-        )
-        log_t = lambda_1 * m - 0.5 * lambda_2 * (m * m + v)
-        return ObjectiveSums(ratios.value + np.sum(log_t), slope)
+    def _slopes(self, block: Block, local: Local) -> Slopes:
+        if block.slopes is None:
+            ratios = block.likelihood.ratios(local.m, local.v, *local.sites)
+            block.slopes = Slopes.at(local, ratios)
+        return block.slopes
+
+    def product(self, q: InducingPosterior, x: Pair) -> Pair:
+        """``(∂G/∂q) x``."""
+        return self._sum(self._product, q, x)
+
+    def _product(self, block: Block, q: InducingPosterior, x: Pair) -> Pair:
+        at = self._local(block, q)
+        dm, squares = at.of_rows(x)
+        dv = -squares
+        mm, mv, vm, vv = at.curvature
+        into_a = per_datum(mm, dm) + at.sites.lambda_2.T * dm + per_datum(mv, dv)
+        return at.summed(into_a, -2.0 * (per_datum(vm, dm) + per_datum(vv, dv)))
 
     def transpose_product(self, q: InducingPosterior, w: Pair) -> Pair:
-        """``(∂G/∂q)ᵀ w``, at the q of :meth:`linearise`."""
+        """``(∂G/∂q)ᵀ w``."""
         return self._sum(self._transpose_product, q, w)
 
     def _transpose_product(self, block: Block, q: InducingPosterior, w: Pair) -> Pair:
-        at = self._at(block, q)
-        T = at.T
-        wa, wb = self._weights_of_rows(T, w)
+        at = self._local(block, q)
+        wa, wb = at.of_rows(w)
         mm, mv, vm, vv = at.curvature
-        lambda_2 = at.sites[1].T
-        into_m = per_datum(mm, wa, True) + lambda_2 * wa - 2.0 * per_datum(vm, wb, True)
-        into_v = per_datum(mv, wa, True) - 2.0 * per_datum(vv, wb, True)
-        return Pair(
-            np.stack([t @ x for t, x in zip(T, into_m, strict=True)]),
-            -np.stack([weighted_gram(t, x) for t, x in zip(T, into_v, strict=True)]),
-        )
+        into_m = per_datum(mm, wa, True) + at.sites.lambda_2.T * wa - 2.0 * per_datum(vm, wb, True)
+        return at.summed(into_m, 2.0 * per_datum(vv, wb, True) - per_datum(mv, wa, True))
 
-    def _at(self, block: Block, q: InducingPosterior) -> Linearised:
-        """What was kept with the block, or found again."""
-        if block.at is None:
-            self._linearise(block, q)
-        assert block.at is not None
-        return block.at
+    def linearise(self, q: InducingPosterior) -> ObjectiveSums:
+        """The objective and how it changes with q; α > 0."""
+        return self._sum(self._linearise, q)
 
-    @staticmethod
-    def _weights_of_rows(T: list[Array], w: Pair) -> tuple[Array, Array]:
-        """``Tᵀa`` and ``diag TᵀBT``, ``[L, N]`` each."""
-        a = np.stack([t.T @ x for t, x in zip(T, w.a, strict=True)])
-        return a, np.stack([np.einsum("mn,mn->n", t, B @ t) for t, B in zip(T, w.B, strict=True)])
+    def _linearise(self, block: Block, q: InducingPosterior) -> ObjectiveSums:
+        at = self._local(block, q)
+        slopes = self._slopes(block, at)
+        m_bar, v_bar = slopes.in_marginals(at, slopes.weights)
+        slope = at.summed((m_bar - at.E.mean).T, (at.E.variance - v_bar).T)
+        log_t = np.sum(expected_log_site(at.m, at.v, *at.sites))
+        return ObjectiveSums(slopes.ratios.value + log_t, slope)
 
     def pull_back(self, q: InducingPosterior, w: Pair | None) -> GradientSums:
         """Of ``Σ φ + wᵀG``, or of ``Σ E`` where there are no weights."""
@@ -267,18 +195,17 @@ class RowSums:
 
     def _pull_back(self, block: Block, q: InducingPosterior, w: Pair | None) -> GradientSums:
         if w is None:
-            T = self._whitened(block, q)
-            a, v = self._marginals(block, q, T)
+            T, a, v = self._marginals(block, q)
             m = a + block.mean
             E = block.likelihood.expectations(m, v)
             m_bar, v_bar = E.mean, E.variance
             pulled = block.likelihood.pull_back(m, v, (m, v), None)
         else:
-            at = self._at(block, q)
-            T = at.T
-            wa, wb = self._weights_of_rows(T, w)
-            weights = SiteWeights(at.weights.a + wa.T, at.weights.b + wb.T)
-            m_bar, v_bar = _marginal_bars(at, weights)
+            at = self._local(block, q)
+            T, slopes = at.T, self._slopes(block, at)
+            wa, wb = at.of_rows(w)
+            weights = SiteWeights(slopes.weights.a + wa.T, slopes.weights.b + wb.T)
+            m_bar, v_bar = slopes.in_marginals(at, weights)
             pulled = block.likelihood.pull_back(at.m, at.v, at.sites, weights)
         num_parts = len(block.projections)
         A_bars: list[Any] = [0.0] * num_parts
@@ -286,7 +213,7 @@ class RowSums:
             t_bar = np.outer(q.h[i], m_bar[:, i]) + 2.0 * t * v_bar[:, i]
             if w is not None:
                 t_bar += np.outer(w.a[i], at.E.mean[:, i])
-                t_bar += (w.B[i] @ t) * (2.0 * at.sites[1][:, i])
+                t_bar += (w.B[i] @ t) * (2.0 * at.sites.lambda_2[:, i])
             part = 0 if num_parts == 1 else i
             A_bars[part] = A_bars[part] + solve_lower(C, t_bar, transpose=True)
         residual = pulled.variance.T
@@ -295,23 +222,3 @@ class RowSums:
         A = [p.A for p in block.projections]
         found, products = self.prior.pull_back_rows(block.X, A, bars, m_bar)
         return GradientSums(found, products, pulled.parameters)
-
-
-def _marginal_bars(at: Linearised, weights: SiteWeights) -> tuple[Array, Array]:
-    """Derivatives of ``φ`` in m and v, with further weights on ``∂E/∂m`` and ``∂E/∂v``."""
-    mm, mv, vm, vv = at.curvature
-    a, b = (x.T for x in weights)
-    own = at.sites[1] * (at.ratios.lambda_1 + at.m)
-    into_m = per_datum(mm, a, True) - 2.0 * per_datum(vm, b, True)
-    into_v = per_datum(mv, a, True) - 2.0 * per_datum(vv, b, True)
-    return at.ratios.m + at.E.mean + own + into_m.T, at.ratios.v + at.E.variance + into_v.T
-
-
-def weighted_gram(A: Array, weights: Array) -> Array:
-    """``A diag(x) Aᵀ`` for weights of either sign, by symmetric products."""
-    negative = weights < 0.0
-    if not negative.any():
-        B = A * np.sqrt(weights)
-        return B @ B.T
-    B, C = (A[:, s] * np.sqrt(np.abs(weights[s])) for s in (~negative, negative))
-    return B @ B.T - C @ C.T

@@ -25,6 +25,7 @@ from gpflow.quadrature import NDiagGHQuadrature
 from .. import tuning
 from ..errors import InvalidDataError
 from ..stand_ins import parameters_of
+from .curvature import curvature
 from .densities import Array, Density, density_of, values_of
 from .expectations import ExpectationGradients, expectation_gradients, variational_expectations
 from .marginalised import (
@@ -38,7 +39,7 @@ from .marginalised import (
     gradients_of,
     inner_rule,
 )
-from .node_rules import NodeRule, curvature_by, expectation_gradients_by, own_rule
+from .node_rules import NodeRule, curvature_by, diagonal, expectation_gradients_by, own_rule
 from .nodes import hermite_product, mirrored_points
 from .probit import ProbitBernoulli
 from .ratio_gradients import RatioGradients, closed_ratio_gradients
@@ -122,6 +123,22 @@ class Averaged(ProjectedLikelihood):
                 return ExpectationGradients(*found)
         at = expectation_gradients(self.likelihood, self.X, tf.constant(m), tf.constant(v), self.Y)
         return ExpectationGradients(*(x.numpy() for x in at))
+
+    def curvature(self, m: Array, v: Array) -> tuple[Array, ...]:
+        v = v + self.variance
+        if isinstance(self.likelihood, ProbitBernoulli):
+            g2 = -2.0 * self.likelihood.expectation_derivatives(self.X, m, v, self.Y)[2]
+            return tuple(curvature(self.likelihood, self.X, self.Y, m, v, g2))
+        if self.density is not None:
+            closed = self.density.expected(m, v)
+            if closed is not None:
+                mm, mv, vv = (diagonal(x) for x in closed[3:])
+                return mm, mv, mv, vv
+            if self.rule is not None:
+                return curvature_by(self.rule, self.density.at, m, v)
+        at = tf.constant(m), tf.constant(v)
+        g2 = -2.0 * expectation_gradients(self.likelihood, self.X, *at, self.Y).variance
+        return tuple(x.numpy() for x in curvature(self.likelihood, self.X, self.Y, *at, g2))
 
     def pull_back(self, m: Array, v: Array, sites: Any, weights: SiteWeights | None) -> Pulled:
         in_variance = self.expectations(m, v).variance

@@ -10,9 +10,9 @@ from gpflow.base import Module, RegressionData
 from gpflow.config import default_float
 
 from ..errors import InvalidPosteriorError, NonFiniteError
-from ..inference.inducing import InducingPosterior, SummedSites
+from ..inference.inducing import InducingPosterior, Pair, SummedSites
 from ..inference.options import MINIBATCH
-from ..inference.row_sums import GradientSums, Pair, RowSums
+from ..inference.row_sums import GradientSums, RowSums
 from ..likelihoods.marginalised import floating_variables
 from ..likelihoods.projections import likelihood_gradients
 from ..objectives import power_of
@@ -72,13 +72,13 @@ class MinibatchModel(SparseSiteModel):
         self._move(q, _scaled(found.target, scale), step)
 
     def _automatic_lr(self, part: float) -> float:
-        """``ρ_t = min(1, 2√(B/N)) (1 + t/τ)^−0.6``, and one for all data: ``Σρ = ∞`` and ``Σρ² < ∞``.
+        """``ρ_t = 0.7 √(B/N) (1 + t/50)^−0.75``, and one for all data: ``Σρ = ∞`` and ``Σρ² < ∞``.
 
         :param part: ``B/N``.
         """
         if part >= 1.0:
             return 1.0
-        first = min(1.0, MINIBATCH.first_step * np.sqrt(part))
+        first = MINIBATCH.first_step * np.sqrt(part)
         t = int(self._batches.num_steps) / MINIBATCH.steps_before_decay
         return float(first * (1.0 + t) ** -MINIBATCH.decay)
 
