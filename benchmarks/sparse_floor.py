@@ -1,4 +1,4 @@
-"""How far a sparse model is from BLAS' floor: times as multiples of one ``dsyrk`` and one ``dtrsm`` of [M, N].
+"""How far a sparse model is from BLAS' floor, one ``dsyrk`` and one ``dtrsm`` of ``[M, N]``.
 
     python -m benchmarks.sparse_floor                     # N = 50,000, M = 500
     python -m benchmarks.sparse_floor --rows 25000 50000 100000 200000 --inducing 200
@@ -7,8 +7,8 @@
 Generated data with eight inputs, Matérn-5/2, probit, EP-like. The posterior is one sum over the data with
 its natural-gradient map, the projections known; the loss is a training loss with its gradient, 1 % from the
 hyperparameters before. Medians of repetitions taken in turn with the floor's, in one process. Growth is the
-exponent of N between the smallest and the largest size, of the loss per evaluation; the peak of memory is the
-process'.
+exponent of N between the smallest and the largest size, of the loss per evaluation; the peak of memory is
+the process'.
 """
 
 from __future__ import annotations

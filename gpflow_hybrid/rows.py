@@ -54,8 +54,8 @@ class DatasetRows(DataRows):
             )
         if tf.data.experimental.cardinality(dataset) == tf.data.INFINITE_CARDINALITY:
             raise InvalidDataError(
-                "data is a Dataset without an end; found one that repeats for ever. Leave .repeat() out for "
-                "full data, or pass iter(dataset) and num_data for minibatches."
+                "data is a Dataset without an end; found one that repeats for ever. Leave .repeat() out "
+                "for full data, or pass iter(dataset) and num_data for minibatches."
             )
         self.dataset, self.likelihood = dataset, likelihood
         self.is_batched = len(spec[0].shape) == 2

@@ -120,8 +120,8 @@ class Sites(Module):
 class InducingSites(Sites):
     """Natural parameters of the sites of a sparse model, summed over the data.
 
-    In whitened inducing variables w, ``q(w) ∝ N(w; 0, I) exp(λ₁ᵀw − ½ wᵀΛ₂w)``, so that the precision of q is
-    ``I + Λ₂`` and its mean ``(I + Λ₂)⁻¹λ₁``.
+    In whitened inducing variables w, ``q(w) ∝ N(w; 0, I) exp(λ₁ᵀw − ½ wᵀΛ₂w)``, so that the precision of q
+    is ``I + Λ₂`` and its mean ``(I + Λ₂)⁻¹λ₁``.
     """
 
     def __init__(self, num_inducing: int, num_latent_gps: int) -> None:

@@ -48,4 +48,5 @@ KEPT_PROJECTIONS = 2**30
 every sum over the rows."""
 
 THREADED_ELEMENTS = 2**18
-"""Elements of a matrix from which several BLAS threads pay: 512×512, or 100 inducing points and 2600 rows."""
+"""Elements of a matrix from which several BLAS threads pay: 512×512, or 100 inducing points and 2600
+rows."""

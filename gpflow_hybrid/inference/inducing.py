@@ -8,8 +8,8 @@ alike (:class:`Rows`). The optimum of
 
 is the fixed point of the natural-gradient map ``G₁ = Σ Aₙ (∂E/∂m + λ₂ₙ aₙ)``, ``G₂ = Σ λ₂ₙ Aₙ Aₙᵀ`` with
 ``λ₂ₙ = −2 ∂E/∂v`` and aₙ the mean of the projection. Steps are natural gradients, accelerated by Anderson's
-method once the residual is small, and taken back where they do not raise the ELBO. Where that is slow, damped
-Newton steps take over: each costs some twenty sums over the data and gains more than that.
+method once the residual is small, and taken back where they do not raise the ELBO. Where that is slow,
+damped Newton steps take over, whose linear systems cost sums over the data too.
 """
 
 from __future__ import annotations

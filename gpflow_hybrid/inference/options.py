@@ -154,7 +154,7 @@ class MinibatchOptions:
     steps_before_decay: float = 50.0
     """Steps after which it begins to fall,"""
     decay: float = 0.75
-    """and the power with which it does: between ½ and 1, so that noise averages out but steps do not end."""
+    """and the power with which it does: between ½ and 1, noise averages out and steps do not end."""
     smallest_step: float = 1e-6
     """ρ below which no step is valid."""
 

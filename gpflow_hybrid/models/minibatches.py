@@ -40,8 +40,8 @@ class BatchState(Module):
 class MinibatchModel(SparseSiteModel):
     """A sparse model that can be trained on batches.
 
-    The estimate of the objective on B of N rows, ``(N/B) Σ φ − KL``, and its gradient are taken at a q(u) that
-    has not seen the batch; then q(u) takes a step on it. Unless the objective is the ELBO, which is
+    The estimate of the objective on B of N rows, ``(N/B) Σ φ − KL``, and its gradient are taken at a q(u)
+    that has not seen the batch; then q(u) takes a step on it. Unless the objective is the ELBO, which is
     stationary in q(u), the total gradient needs ``w = (∂G/∂x)ᵀw + ∂L/∂x``, which follows by steps of
     the same size.
     """
@@ -58,8 +58,8 @@ class MinibatchModel(SparseSiteModel):
     def natgrad_step(self, batch: RegressionData, lr: Any = None) -> None:
         """One natural-gradient step of q(u): ``λ ← (1 − ρ) λ + ρ (N/B) Σ_batch``.
 
-        With all data, a Gaussian likelihood and lr 1 it is the exact posterior. A step that would leave no valid q(u)
-        is halved until it does.
+        With all data, a Gaussian likelihood and lr 1 it is the exact posterior. A step that would leave no
+        valid q(u) is halved until it does.
 
         :param batch: ``(X, Y)``.
         :param lr: ρ in (0, 1]; None is the automatic one, which falls with the number of steps.

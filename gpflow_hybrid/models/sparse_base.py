@@ -114,8 +114,8 @@ class SparseSiteModel(GPModel):
         return mark_of(self, f"sparse {power_of(self.objective)!r}", self._hyperparameters())
 
     def _site_values(self) -> SiteValues:
-        """λ for the present hyperparameters: inferred again where a training loss on all data has left those
-        of others."""
+        """λ for the present hyperparameters: inferred again where a training loss on all data has left
+        those of others."""
         if self.sites.is_frozen:
             return self.sites.values
         stale = self.sites.is_stale(self._hyperparameter_values())
@@ -212,7 +212,7 @@ class SparseSiteModel(GPModel):
 
     @tf.autograph.experimental.do_not_convert
     def elbo(self, data: Any) -> tf.Tensor:
-        """SVGP's bound ``Σ E_q(f)[log p] − KL[q(u) ‖ p(u)]`` at the present q(u), whatever ``objective`` is.
+        """SVGP's bound ``Σ E_q(f)[log p] − KL[q(u) ‖ p(u)]`` at the present q(u), for any ``objective``.
 
         Of a batch, scaled to ``num_data``.
         """
@@ -229,8 +229,8 @@ class SparseSiteModel(GPModel):
         """The EP-like value of the marginalised model, ``f`` given u integrated out, at the present q(u),
         whatever ``objective`` is.
 
-        ``Σ (log E_q(a)[p̃/t] + E_q(a)[log t]) − KL``, with the sites t that q(u) says of every datum: never less
-        than ``Σ E_q(a)[log p̃] − KL``. Outside of graphs only; of a batch, scaled to ``num_data``.
+        ``Σ (log E_q(a)[p̃/t] + E_q(a)[log t]) − KL``, with the sites t that q(u) says of every datum: never
+        less than ``Σ E_q(a)[log p̃] − KL``. Outside of graphs only; of a batch, scaled to ``num_data``.
         """
         return self._value(data, 1.0)
 

@@ -39,18 +39,19 @@ class SparseCVIModel(MinibatchModel, ExternalDataTrainingLossMixin):
         p̃_α(a) = (∫ N(f; a, k̃) p(y|f)^α df)^{1/α}
 
     and q(u), Gaussian, is the optimum of ``Σ E_q[log p̃_α(a)] − KL[q(u) ‖ p(u)]``. As α → 0
-    (``objective="elbo"``) that is SVGP's bound; for α = 1 (``"ep_like"``, the default) f is marginalised given u, and the
-    learning objective is the EP-like value of that model, which does not lose k̃ as SVGP's bound does.
+    (``objective="elbo"``) that is SVGP's bound; for α = 1 (``"ep_like"``, the default) f is marginalised given
+    u, and the learning objective is the EP-like value of that model, which does not lose k̃ as SVGP's bound
+    does.
 
-    With all data the training loss infers q(u) and returns the objective with its exact total gradient, in the
-    inducing points too, so that ::
+    With all data the training loss infers q(u) and returns the objective with its exact total gradient, in
+    the inducing points too, so that ::
 
         gpflow.optimizers.Scipy().minimize(
             model.training_loss_closure((X, Y)), model.trainable_variables
         )
 
-    is all of training. With batches (``num_data`` given and larger than the batch) it takes a natural-gradient
-    step and returns an unbiased estimate, for Adam.
+    is all of training. With batches (``num_data`` given and larger than the batch) it returns an unbiased
+    estimate, for Adam, and takes a natural-gradient step.
 
     :param kernel: one kernel for all latents, ``SharedIndependent`` or ``SeparateIndependent``.
     :param likelihood: any GPflow likelihood.
@@ -122,8 +123,8 @@ class SparseCVIModel(MinibatchModel, ExternalDataTrainingLossMixin):
     # Training losses.
 
     def maximum_log_likelihood_objective(self, data: Any) -> tf.Tensor:
-        """The learning objective of all data at the optimal q(u), with its exact total gradient; of a batch an
-        unbiased estimate at the present q(u), which then takes a natural-gradient step."""
+        """The learning objective of all data at the optimal q(u), with its exact total gradient; of a batch
+        an unbiased estimate at the present q(u), which then takes a natural-gradient step."""
         variables = self._hyperparameters()
 
         def evaluate(rows: DataRows) -> tuple[float, list[Any]]:
@@ -163,8 +164,8 @@ class SparseCVIModel(MinibatchModel, ExternalDataTrainingLossMixin):
     def training_loss_closure(self, data: Any, *, compile: bool = True) -> Callable[[], tf.Tensor]:
         """A closure that returns the training loss, for GPflow's and Keras' optimisers.
 
-        :param data: ``(X, Y)`` or a ``tf.data.Dataset``, all of the data; or an iterator over batches of them,
-            ``iter(dataset.repeat().batch(size))``.
+        :param data: ``(X, Y)`` or a ``tf.data.Dataset``, all of the data; or an iterator over batches of
+            them, ``iter(dataset.repeat().batch(size))``.
         :param compile: whether it is a graph.
         """
         if is_iterator(data):
