@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -10,7 +12,12 @@ from check_shapes import inherit_check_shapes
 from gpflow.base import MeanAndVariance, TensorType
 from gpflow.kernels import Kernel
 from gpflow.mean_functions import MeanFunction
-from gpflow.posteriors import AbstractPosterior, PrecomputeCacheType, PrecomputedValue
+from gpflow.posteriors import (
+    AbstractPosterior,
+    BasePosterior,
+    PrecomputeCacheType,
+    PrecomputedValue,
+)
 from gpflow.utilities import assert_params_false
 
 from .covariances import covariance, prior_mean, variance
@@ -172,3 +179,52 @@ class SitePosterior(AbstractPosterior):
     ) -> MeanAndVariance:
         cache = tuple(c.value for c in self._precompute())
         return self._conditional_with_precompute(cache, Xnew, full_cov, full_output_cov)
+
+
+def following(make: Callable[[], BasePosterior], cache: PrecomputeCacheType) -> BasePosterior:
+    """GPflow's posterior of a q(u) that moves: ``update_cache`` and ``fused_predict_f`` see the present.
+
+    :param make: GPflow's posterior of the present q(u), without a cache.
+    """
+    return _following(type(make()))(make, cache)
+
+
+@functools.cache
+def _following(kind: type[BasePosterior]) -> Callable[..., BasePosterior]:
+    class Following(kind):  # type: ignore[valid-type, misc]
+        def __init__(self, make: Callable[[], BasePosterior], cache: PrecomputeCacheType) -> None:
+            self._make = make
+            now = make()
+            super().__init__(
+                now.kernel,
+                now.X_data,
+                now.q_mu,
+                now.q_sqrt,
+                now.whiten,
+                now.mean_function,
+                precompute_cache=cache,
+            )
+
+        @property
+        def q_mu(self) -> tf.Tensor:
+            return self._make().q_mu
+
+        @property
+        def q_sqrt(self) -> tf.Tensor:
+            return self._make().q_sqrt
+
+        def update_cache(self, precompute_cache: PrecomputeCacheType | str | None = None) -> None:
+            if precompute_cache is not None:
+                precompute_cache = cache_type(precompute_cache)
+            super().update_cache(precompute_cache)
+
+        def _precompute(self) -> tuple[PrecomputedValue, ...]:
+            now = self._make()
+            self._set_qdist(now.q_mu, now.q_sqrt)
+            return super()._precompute()
+
+        def fused_predict_f(self, Xnew: TensorType, *args: Any, **kwargs: Any) -> Any:
+            return self._make().fused_predict_f(Xnew, *args, **kwargs)
+
+    Following.__name__ = Following.__qualname__ = kind.__name__
+    return Following

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 from gpflow.base import AnyNDArray
 from gpflow.likelihoods import Likelihood
+from gpflow.utilities import is_variable
 
 from .errors import InvalidDataError
 from .validation import prepare_data
@@ -23,6 +24,8 @@ class DataRows(abc.ABC):
     num_rows: int
     num_columns: int
     """Of X."""
+    num_outputs: int
+    """Columns of Y."""
 
     @abc.abstractmethod
     def blocks(self, size: int) -> Iterator[Pair]:
@@ -35,6 +38,7 @@ class ArrayRows(DataRows):
     def __init__(self, X: AnyNDArray, Y: AnyNDArray) -> None:
         self.X, self.Y = X, Y
         self.num_rows, self.num_columns = X.shape
+        self.num_outputs = Y.shape[1]
 
     def blocks(self, size: int) -> Iterator[Pair]:
         """Views of the arrays."""
@@ -61,6 +65,7 @@ class DatasetRows(DataRows):
         self.is_batched = len(spec[0].shape) == 2
         self._checked = False
         self.num_rows, self.num_columns = 0, int(spec[0].shape[-1])
+        self.num_outputs = int(spec[1].shape[-1])
         for _ in self.blocks(4096):
             pass
 
@@ -95,3 +100,25 @@ def rows_of(data: Any, likelihood: Likelihood) -> DataRows:
         return DatasetRows(data, likelihood)
     X, Y = prepare_data(data, likelihood)
     return ArrayRows(*(tf.convert_to_tensor(x).numpy() for x in (X, Y)))
+
+
+def are_constant(data: Any) -> bool:
+    """Whether the data are known while a graph is traced, and stay what they are."""
+    if not isinstance(data, (tuple, list)):
+        return True
+    return all(not is_variable(x) and (not tf.is_tensor(x) or hasattr(x, "numpy")) for x in data)
+
+
+class Reference:
+    """The data that q(u) was inferred from, held outside of what TensorFlow tracks and of what is saved."""
+
+    def __init__(self) -> None:
+        self.rows: DataRows | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Reference:
+        other = Reference()
+        other.rows = self.rows
+        return other
+
+    def __reduce__(self) -> tuple[type[Reference], tuple[()]]:
+        return Reference, ()

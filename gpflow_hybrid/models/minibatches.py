@@ -64,7 +64,12 @@ class MinibatchModel(SparseSiteModel):
         :param batch: ``(X, Y)``.
         :param lr: ρ in (0, 1]; None is the automatic one, which falls with the number of steps.
         """
-        rows = self._rows(batch)
+        if not tf.executing_eagerly():
+            raise RuntimeError(
+                "natgrad_step() computes on the host and cannot run inside tf.function. Call it outside; "
+                "inside, model.training_loss(batch) takes a step."
+            )
+        rows = self._rows_to_learn(batch)
         q, scale = self._q(), self._scale(rows)
         with np.errstate(all="ignore"):
             found = self._sums(rows, power_of(self.objective)).expectations(q)

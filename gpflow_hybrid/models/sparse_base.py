@@ -25,14 +25,17 @@ from ..likelihoods.expectations import variational_expectations
 from ..likelihoods.ordinal import with_finite_derivatives
 from ..likelihoods.projections import projected
 from ..objectives import Objective, check_power, power_of
-from ..posteriors import cache_type
+from ..posteriors import cache_type, following
 from ..priors.inducing import InducingPrior
-from ..rows import DataRows, rows_of
+from ..rows import DataRows, Reference, are_constant, rows_of
 from ..sites import InducingSites, SiteValues
 from ..validation import check_count
 from .hyperparameters import floating, mark_of
 from .sparse_validation import (
+    check_enough,
     check_latents,
+    check_mean,
+    check_outputs,
     check_rows,
     check_width,
     prepare_inducing_variable,
@@ -74,6 +77,9 @@ class SparseSiteModel(GPModel):
         self._objective = objective
         self.inducing_variable = prepare_inducing_variable(inducing_variable, kernel)
         self.sites = InducingSites(int(self.inducing_variable.num_inducing), num_latent_gps)
+        check_mean(self.mean_function, self.inducing_variable, num_latent_gps)
+        if num_data is not None:
+            check_enough(num_data, int(self.inducing_variable.num_inducing))
         self._remarks = Remarks()
         self._inferred_from = Reference()
         self.sites.expect_hyperparameters(self._hyperparameter_values())
@@ -176,19 +182,20 @@ class SparseSiteModel(GPModel):
     def posterior(
         self, precompute_cache: PrecomputeCacheType | str | None = PrecomputeCacheType.TENSOR
     ) -> posteriors.BasePosterior:
-        """q(f(·)) of the present q(u) with precomputed matrices, GPflow's own.
+        """q(f(·)), GPflow's own; ``update_cache()`` brings its precomputed matrices to the present q(u).
 
         :param precompute_cache: as in GPflow: ``"tensor"``, ``"variable"``, ``"nocache"`` or None.
         """
-        q_mu, q_sqrt = self._moments()
+        return following(self._uncached_posterior, cache_type(precompute_cache))
+
+    def _uncached_posterior(self) -> posteriors.BasePosterior:
         return posteriors.create_posterior(
             self.kernel,
             self.inducing_variable,
-            q_mu,
-            q_sqrt,
+            *self._moments(),
             whiten=True,
             mean_function=self.mean_function,
-            precompute_cache=cache_type(precompute_cache),
+            precompute_cache=PrecomputeCacheType.NOCACHE,
         )
 
     @inherit_check_shapes
@@ -196,7 +203,7 @@ class SparseSiteModel(GPModel):
         self, Xnew: InputData, full_cov: bool = False, full_output_cov: bool = False
     ) -> MeanAndVariance:
         """Mean and variance of f at new inputs, for the present q(u) and hyperparameters."""
-        return self.posterior(PrecomputeCacheType.NOCACHE).fused_predict_f(
+        return self._uncached_posterior().fused_predict_f(
             Xnew, full_cov=full_cov, full_output_cov=full_output_cov
         )
 
@@ -214,11 +221,22 @@ class SparseSiteModel(GPModel):
     def elbo(self, data: Any) -> tf.Tensor:
         """SVGP's bound ``Σ E_q(f)[log p] − KL[q(u) ‖ p(u)]`` at the present q(u), for any ``objective``.
 
-        Of a batch, scaled to ``num_data``.
+        Of a batch, scaled to ``num_data``. A compiled function checks the labels of constants, not of its
+        arguments.
         """
         if tf.executing_eagerly():
             return self._value(data, 0.0)
-        X, Y = data
+        if not isinstance(data, (tuple, list)) or len(data) != 2:
+            raise InvalidDataError(
+                f"data must be a pair (X, Y) inside tf.function; found {type(data).__name__}. Call elbo "
+                "outside for other data."
+            )
+        if are_constant(data):
+            with tf.init_scope():
+                self._rows(data)
+        X, Y = (tf.convert_to_tensor(x) for x in data)
+        check_width(X.shape[-1], self.inducing_variable)
+        check_rows(X.shape[0] or 0, self.num_data)
         mean, variance = self.predict_f(X)
         total = tf.reduce_sum(variational_expectations(self.likelihood, X, mean, variance, Y))
         rows = tf.cast(tf.shape(X)[0], total.dtype)
@@ -255,6 +273,14 @@ class SparseSiteModel(GPModel):
         rows = rows_of(data, self.likelihood)
         check_rows(rows.num_rows, self.num_data)
         check_width(rows.num_columns, self.inducing_variable)
+        check_outputs(rows.num_outputs, self.likelihood, self.num_latent_gps)
+        return rows
+
+    def _rows_to_learn(self, data: Any) -> DataRows:
+        """The same, refused where there are fewer data than inducing points."""
+        rows = self._rows(data)
+        num_data = rows.num_rows if self.num_data is None else self.num_data
+        check_enough(num_data, int(self.inducing_variable.num_inducing))
         return rows
 
     def _scale(self, rows: DataRows) -> float:
@@ -269,15 +295,3 @@ class SparseSiteModel(GPModel):
         prior.require_valid()
         make = projected(self.likelihood, alpha, self.num_latent_gps)
         return RowSums(prior, make, rows, alpha)
-
-
-class Reference:
-    """The data that q(u) was inferred from, held outside of what TensorFlow tracks, copies and saves."""
-
-    def __init__(self) -> None:
-        self.rows: DataRows | None = None
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Reference:
-        other = Reference()
-        other.rows = self.rows
-        return other

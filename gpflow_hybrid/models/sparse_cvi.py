@@ -18,7 +18,7 @@ from ..inference.options import INDUCING, TRAINING
 from ..inference.reports import InferenceResult, sparse_report
 from ..objectives import power_of
 from ..priors.inducing import InducingPrior
-from ..rows import DataRows
+from ..rows import DataRows, are_constant
 from ..validation import check_count, check_positive
 from .collapsed import with_gradients
 from .minibatches import MinibatchModel
@@ -92,7 +92,7 @@ class SparseCVIModel(MinibatchModel, ExternalDataTrainingLossMixin):
                 "infer() reports to Python and cannot run inside tf.function. Call it outside; inside, "
                 "model.training_loss(data) infers."
             )
-        rows = self._rows(data)
+        rows = self._rows_to_learn(data)
         check_rows(rows.num_rows, self.num_data, all_of_them=True)
         sums = self._sums(rows, power_of(self.objective))
         with np.errstate(all="ignore"):
@@ -133,21 +133,24 @@ class SparseCVIModel(MinibatchModel, ExternalDataTrainingLossMixin):
             return self._estimate(rows, variables)
 
         if tf.executing_eagerly():
-            value, gradients = evaluate(self._rows(data))
+            value, gradients = evaluate(self._rows_to_learn(data))
             tensors = [tf.constant(g, v.dtype) for g, v in zip(gradients, variables, strict=True)]
             return with_gradients(tf.constant(value, default_float()), lambda: tensors, variables)
-        is_stream = not isinstance(data, (tuple, list))
-        inputs = [] if is_stream else [tf.convert_to_tensor(x) for x in data]
-        prepared = self._rows(data) if is_stream or _are_constant(data) else None
+        prepared: DataRows | None = None
+        inputs: list[tf.Tensor] = []
+        if are_constant(data):
+            with tf.init_scope():  # read while the graph is traced
+                prepared = self._rows_to_learn(data)
+        else:
+            inputs = [tf.convert_to_tensor(x) for x in data]
 
         def on_host(*tensors: tf.Tensor) -> list[tf.Tensor]:
-            rows = self._rows(tensors[:2]) if prepared is None else prepared
+            rows = self._rows_to_learn(tensors[:2]) if prepared is None else prepared
             value, gradients = evaluate(rows)
             return [tf.constant(value, default_float()), *(tf.constant(g) for g in gradients)]
 
         # The variables are inputs so that their values are those of this place in the graph.
         kinds = [default_float(), *(v.dtype for v in variables)]
-        inputs = [] if prepared is not None else inputs
         value, *found = tf.py_function(on_host, [*inputs, *variables], kinds)
         value = tf.ensure_shape(value, [])
         found = [tf.ensure_shape(g, v.shape) for g, v in zip(found, variables, strict=True)]
@@ -170,14 +173,11 @@ class SparseCVIModel(MinibatchModel, ExternalDataTrainingLossMixin):
         """
         if is_iterator(data):
             return next_batch(self, data, compile)
-        rows = self._rows(data)
+        rows = self._rows_to_learn(data)
+        if not are_constant(data):  # variables are read when the loss is
+            rows = data
 
         def closure() -> tf.Tensor:
             return self.training_loss(rows)
 
         return tf.function(closure, autograph=False) if compile else closure
-
-
-def _are_constant(data: Any) -> bool:
-    """Whether the data are known while a graph is traced."""
-    return all(not tf.is_tensor(x) or hasattr(x, "numpy") for x in data)

@@ -14,12 +14,13 @@ from gpflow.inducing_variables import (
     SharedIndependentInducingVariables,
 )
 from gpflow.kernels import Kernel, MultioutputKernel
-from gpflow.likelihoods import Likelihood
+from gpflow.likelihoods import Likelihood, ScalarLikelihood, SwitchedLikelihood
+from gpflow.mean_functions import MeanFunction
 from gpflow.models.util import InducingVariablesLike, inducingpoint_wrapper
 
 from ..covariances import latent_kernels
 from ..errors import InvalidDataError, in_short
-from ..validation import check_count
+from ..validation import check_count, check_mean_function
 
 
 def prepare_inducing_variable(
@@ -88,6 +89,15 @@ def check_latents(kernel: Kernel, likelihood: Likelihood, num_latent_gps: int) -
             )
 
 
+def check_mean(
+    mean_function: MeanFunction, inducing_variable: InducingVariables, num_latent_gps: int
+) -> None:
+    """Refuse a mean function with a wrong number of outputs, seen at an inducing point."""
+    for part in (inducing_variable, *inducing_variable.submodules):
+        if isinstance(part, InducingPoints):
+            check_mean_function(mean_function, part.Z, num_latent_gps)
+
+
 def check_rows(num_rows: int, num_data: int | None, *, all_of_them: bool = False) -> None:
     """Refuse more rows than there are data, or fewer where all are wanted."""
     if num_data is None:
@@ -101,6 +111,30 @@ def check_rows(num_rows: int, num_data: int | None, *, all_of_them: bool = False
         raise InvalidDataError(
             f"data must be all {num_data} rows (num_data); found {num_rows}. For a batch use "
             "model.natgrad_step(batch)."
+        )
+
+
+def check_enough(num_rows: int, num_inducing: int) -> None:
+    """Refuse more inducing points than there are data."""
+    if num_inducing > num_rows:
+        raise InvalidDataError(
+            f"inducing_variable must have at most as many points as there are data ({num_rows}); found "
+            f"{num_inducing}. Use fewer, gpflow_hybrid.inducing_points(X, M), or CVIModel for few data; "
+            "for a batch build the model with num_data."
+        )
+
+
+def check_outputs(num_outputs: int, likelihood: Likelihood, num_latent_gps: int) -> None:
+    """Refuse observations that have not as many columns as the likelihood and the latents ask for."""
+    expected, reason = None, type(likelihood).__name__
+    if likelihood.latent_dim is not None:
+        expected = likelihood.observation_dim
+    elif isinstance(likelihood, ScalarLikelihood):
+        expected = num_latent_gps + isinstance(likelihood, SwitchedLikelihood)
+        reason += f" and num_latent_gps={num_latent_gps}"
+    if expected is not None and expected != num_outputs:
+        raise InvalidDataError(
+            f"Y must have {expected} column(s) for {reason}; found {num_outputs}."
         )
 
 
