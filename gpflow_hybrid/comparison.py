@@ -10,13 +10,15 @@ from typing import Any
 import gpflow
 import numpy as np
 import tensorflow as tf
+from gpflow.base import RegressionData
 from gpflow.utilities import deepcopy, parameter_dict
 
 from .datasets import folds
 from .errors import InvalidDataError, InvalidPosteriorError
 from .evidence.results import FloatArray, standard_error
-from .models import CVIModel
+from .models import CVIModel, SparseCVIModel
 from .objectives import Objective, power_of
+from .validation import prepare_data
 
 NOISE_THRESHOLD = 2.0
 """Differences of fewer standard errors than this are called noise."""
@@ -28,7 +30,7 @@ class ObjectiveFit:
 
     objective: Objective
     """What was trained."""
-    model: CVIModel
+    model: CVIModel | SparseCVIModel
     """Fitted to all the data."""
     hyperparameters: dict[str, Any]
     """Every trainable parameter of the fitted model, by GPflow's path."""
@@ -39,7 +41,8 @@ class ObjectiveFit:
     log_densities: FloatArray
     """Log predictive density of every datum by the fit that did not see it, ``[N]``."""
     leave_one_out: float
-    """Mean leave-one-out density from the cavities of the fit to all data: optimistic."""
+    """Mean leave-one-out density from the cavities of the fit to all data: optimistic. NaN for a sparse
+    model, which keeps no site for each datum."""
     num_evaluations: int
     """Evaluations of the training loss for the fit to all data."""
     seconds: float
@@ -98,7 +101,10 @@ class ObjectiveComparison:
                 "ELBO": f"{fit.elbo:.4f}",
                 "EP-like value": f"{fit.ep_like:.4f}",
                 f"{self.num_folds}-fold log predictive density": density,
-                "leave-one-out (optimistic)": f"{fit.leave_one_out:.4f}",
+            }
+            if isinstance(fit.model, CVIModel):
+                column["leave-one-out (optimistic)"] = f"{fit.leave_one_out:.4f}"
+            column |= {
                 "evaluations of the loss": str(fit.num_evaluations),
                 "seconds": f"{fit.seconds:.1f}",
             }
@@ -113,9 +119,10 @@ class ObjectiveComparison:
 
 
 def compare_objectives(
-    model: CVIModel,
+    model: CVIModel | SparseCVIModel,
     objectives: Sequence[Objective] = ("elbo", "ep_like"),
     *,
+    data: RegressionData | None = None,
     num_folds: int = 5,
     seed: int = 42,
     max_iterations: int = 1000,
@@ -127,8 +134,10 @@ def compare_objectives(
     leave-one-out densities from the cavities stand beside them as the optimistic diagnostic that
     they are. Differences are judged pairwise, datum by datum.
 
-    :param model: data, kernel, likelihood, mean function and starting point.
+    :param model: data, kernel, likelihood, mean function and starting point; of a sparse model the
+        inducing points too, but no data.
     :param objectives: any of ``"elbo"``, ``"ep_like"`` and powers in [0, 1].
+    :param data: ``(X, Y)`` for a sparse model, which has none of its own.
     :param num_folds: folds of the cross-validation.
     :param seed: of the shuffle behind the folds.
     :param max_iterations: of L-BFGS, for every fit.
@@ -137,7 +146,7 @@ def compare_objectives(
         power_of(objective)
     if len(set(objectives)) != len(objectives) or not objectives:
         raise InvalidDataError(f"objectives must be distinct and not empty; found {objectives!r}.")
-    X, Y = (np.asarray(tf.convert_to_tensor(d)) for d in model.data)
+    X, Y = _data_of(model, data)
     if not isinstance(num_folds, int) or not 2 <= num_folds <= len(X):
         raise InvalidDataError(
             f"num_folds must be an integer between 2 and the number of data ({len(X)}); found {num_folds}."
@@ -148,23 +157,25 @@ def compare_objectives(
         densities = np.empty(len(X))
         for train, test in splits:
             part = _copy(model, X[train], Y[train], objective)
-            _fit(part, max_iterations)
+            _fit(part, (X[train], Y[train]), max_iterations)
             densities[test] = part.predict_log_density((X[test], Y[test]))
         start = time.perf_counter()
         fitted = _copy(model, X, Y, objective)
-        num_evaluations = _fit(fitted, max_iterations)
+        num_evaluations = _fit(fitted, (X, Y), max_iterations)
         seconds = time.perf_counter() - start
         trained = {id(p) for p in fitted.trainable_parameters}
         parameters = parameter_dict(fitted).items()
+        given = ((X, Y),) if isinstance(fitted, SparseCVIModel) else ()
+        is_dense = isinstance(fitted, CVIModel)
         fits.append(
             ObjectiveFit(
                 objective=objective,
                 model=fitted,
                 hyperparameters={path: p.numpy() for path, p in parameters if id(p) in trained},
-                elbo=float(fitted.elbo()),
-                ep_like=_or_nan(fitted.ep_like_log_marginal),
+                elbo=float(fitted.elbo(*given)),
+                ep_like=_or_nan(fitted.ep_like_log_marginal, *given),
                 log_densities=densities,
-                leave_one_out=_or_nan(fitted.loo_log_predictive_density),
+                leave_one_out=_or_nan(fitted.loo_log_predictive_density) if is_dense else np.nan,
                 num_evaluations=num_evaluations,
                 seconds=seconds,
             )
@@ -172,26 +183,55 @@ def compare_objectives(
     return ObjectiveComparison(tuple(fits), num_folds)
 
 
-def _copy(model: CVIModel, X: Any, Y: Any, objective: Objective) -> CVIModel:
+def _data_of(model: Any, data: RegressionData | None) -> tuple[Any, Any]:
+    """The arrays to compare on: the model's own, or those given for a sparse one."""
+    if isinstance(model, SparseCVIModel):
+        if data is None:
+            raise InvalidDataError(
+                "data must be given for SparseCVIModel, which has none of its own; found None. Pass "
+                "data=(X, Y)."
+            )
+        data = prepare_data(data, model.likelihood)
+    elif data is not None:
+        raise InvalidDataError(
+            f"data must be left out for {type(model).__name__}, which has its own; found "
+            f"{type(data).__name__}. Build the model with other data to compare on those."
+        )
+    else:
+        data = model.data
+    X, Y = (np.asarray(tf.convert_to_tensor(d)) for d in data)
+    return X, Y
+
+
+def _copy(model: Any, X: Any, Y: Any, objective: Objective) -> Any:
     """The same model for other data, with sites at zero; parameters shared between parts stay shared."""
-    kernel, likelihood, mean = deepcopy((model.kernel, model.likelihood, model.mean_function))
-    return CVIModel((X, Y), kernel, likelihood, mean, model.num_latent_gps, objective=objective)
+    Z = getattr(model, "inducing_variable", None)
+    parts = (model.kernel, model.likelihood, model.mean_function, Z)
+    kernel, likelihood, mean, Z = deepcopy(parts)
+    L = model.num_latent_gps
+    if Z is None:
+        return CVIModel((X, Y), kernel, likelihood, mean, L, objective=objective)
+    more = {"mean_function": mean, "num_latent_gps": L, "objective": objective}
+    return SparseCVIModel(kernel, likelihood, Z, **more)
 
 
-def _fit(model: CVIModel, max_iterations: int) -> int:
+def _fit(model: Any, data: tuple[Any, Any], max_iterations: int) -> int:
+    is_sparse = isinstance(model, SparseCVIModel)
     if not model.trainable_variables:
-        model.infer()
+        model.infer(data) if is_sparse else model.infer()
         return 0
     result = gpflow.optimizers.Scipy().minimize(
-        model.training_loss, model.trainable_variables, options={"maxiter": max_iterations}
+        model.training_loss_closure(data) if is_sparse else model.training_loss,
+        model.trainable_variables,
+        options={"maxiter": max_iterations},
     )
     return int(result.nfev)
 
 
-def _or_nan(value: Callable[[], Any]) -> float:
+def _or_nan(value: Callable[..., Any], *given: Any) -> float:
     """The mean of a value, NaN where a cavity that it needs does not exist."""
     try:
-        return float(np.mean(value()))
+        return float(np.mean(value(*given)))
     except InvalidPosteriorError:
         return float("nan")
 

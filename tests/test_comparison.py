@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import gpflow_hybrid as gh
+from tests.sparse_cases import sparse_problem
 
 
 @pytest.fixture(scope="module")
@@ -95,3 +96,42 @@ def test_bad_arguments(template, arguments, match):
 def test_unknown_objective_of_a_result(comparison):
     with pytest.raises(KeyError, match="was not compared"):
         comparison[0.5]
+
+
+def test_a_sparse_model_is_compared_on_the_data_given() -> None:
+    problem = sparse_problem("probit_bernoulli", 60, 5)
+    template = problem.model(mean_function=None)
+    gpflow.set_trainable(template.inducing_variable, False)
+    comparison = gh.compare_objectives(template, data=problem.data, num_folds=2)
+    np.testing.assert_array_equal(template.sites.lambda_1, 0.0)
+    for fit in comparison.fits:
+        assert fit.model.objective == fit.objective
+        np.testing.assert_array_equal(fit.model.inducing_variable.Z, problem.Z)
+        np.testing.assert_allclose(fit.elbo, fit.model.elbo(problem.data))
+        np.testing.assert_allclose(fit.ep_like, fit.model.ep_like_log_marginal(problem.data))
+    assert comparison["elbo"].elbo > comparison["ep_like"].elbo
+    assert comparison["ep_like"].ep_like > comparison["elbo"].ep_like
+    X, Y = problem.data
+    train, test = list(gh.datasets.folds(60, 2))[1]
+    model = problem.model(mean_function=None)
+    gpflow.set_trainable(model.inducing_variable, False)
+    gpflow.optimizers.Scipy().minimize(
+        model.training_loss_closure((X[train], Y[train])), model.trainable_variables
+    )
+    np.testing.assert_allclose(
+        comparison["ep_like"].log_densities[test],
+        model.predict_log_density((X[test], Y[test])),
+        atol=1e-5,
+    )
+    assert "2-fold log predictive density" in str(comparison)
+    assert "leave-one-out" not in str(comparison)
+
+
+def test_data_go_with_sparse_models_only(template) -> None:
+    problem = sparse_problem("probit_bernoulli")
+    with pytest.raises(gh.InvalidDataError, match=r"Pass data=\(X, Y\)"):
+        gh.compare_objectives(problem.model())
+    with pytest.raises(gh.InvalidDataError, match="left out for CVIModel, which has its own"):
+        gh.compare_objectives(template, data=problem.data)
+    with pytest.raises(gh.InvalidDataError, match="Y must be 0 or 1"):
+        gh.compare_objectives(problem.model(), data=(problem.X, problem.Y + 1.0))
