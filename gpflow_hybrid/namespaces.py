@@ -14,14 +14,20 @@ import tensorflow as tf
 TENSORS = SimpleNamespace(
     abs=tf.abs,
     asarray=tf.constant,
+    asinh=tf.asinh,
     concatenate=tf.concat,
+    cosh=tf.cosh,
     diagonal_matrix=tf.linalg.diag,
     exp=tf.exp,
     expm1=tf.math.expm1,
+    isfinite=tf.math.is_finite,
     log=tf.math.log,
     log1p=tf.math.log1p,
+    max=tf.reduce_max,
     maximum=tf.maximum,
     minimum=tf.minimum,
+    rows=tf.gather,
+    sinh=tf.sinh,
     sqrt=tf.sqrt,
     stack=tf.stack,
     stop_gradient=tf.stop_gradient,
@@ -32,7 +38,9 @@ TENSORS = SimpleNamespace(
 )
 
 _OWN_NAMES = {
+    "asinh": np.arcsinh,
     "diagonal_matrix": lambda x: x[..., None] * np.eye(x.shape[-1], dtype=x.dtype),
+    "rows": lambda x, i: x[i],
     "stop_gradient": lambda x: x,
     "swapped": lambda x: np.swapaxes(x, -1, -2),
 }

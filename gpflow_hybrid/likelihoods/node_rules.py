@@ -14,13 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 from gpflow.likelihoods import Likelihood, MonteCarloLikelihood, ScalarLikelihood
 from gpflow.likelihoods.base import QuadratureLikelihood
 from gpflow.quadrature import NDiagGHQuadrature
 
 from ..namespaces import functions_of
-from .nodes import NUM_NODES, covering_nodes, fixed_nodes, log_prob_at
+from .nodes import log_prob_at, standard_covering_rule, standard_normal_points
 
 _OWN_QUADRATURE = ("_variational_expectations", "_quadrature_log_prob", "_quadrature_reduction")
 
@@ -28,8 +29,8 @@ _OWN_QUADRATURE = ("_variational_expectations", "_quadrature_log_prob", "_quadra
 class NodeRule(NamedTuple):
     """Nodes ``z [Q, L]`` of N(0, I) and weights ``[Q]``; one of a scalar likelihood serves every latent."""
 
-    z: tf.Tensor
-    weights: tf.Tensor
+    z: Any
+    weights: Any
 
 
 class PointDerivatives(NamedTuple):
@@ -41,24 +42,27 @@ class PointDerivatives(NamedTuple):
 
 
 def own_rule(likelihood: Likelihood, num_latent: int, dtype: tf.DType) -> NodeRule | None:
-    """The rule by which a likelihood's ``E_q[log p]`` is computed; None where it is not by nodes."""
-    one = tf.ones([1, num_latent], dtype)
+    """The rule by which a likelihood's ``E_q[log p]`` is computed, as arrays; None if not by nodes."""
+    kind = dtype.as_numpy_dtype
     if isinstance(likelihood, MonteCarloLikelihood):
         if isinstance(likelihood, ScalarLikelihood):
-            z, log_weights = covering_nodes(
-                0.0 * one[:, :1], one[:, :1], 0.0 * one[:, :1], one[:, :1], NUM_NODES[1]
-            )
-        else:
-            z, log_weights = fixed_nodes(0.0 * one, one)
-        return NodeRule(z[:, 0], tf.exp(tf.reshape(log_weights, [-1])))
+            return independent_rule(kind)
+        z, log_weights = standard_normal_points(num_latent)
+        return NodeRule(z.astype(kind), np.exp(log_weights).astype(kind))
     if not isinstance(likelihood, QuadratureLikelihood):
         return None
     base = ScalarLikelihood if isinstance(likelihood, ScalarLikelihood) else QuadratureLikelihood
     is_own = all(getattr(type(likelihood), n) is getattr(base, n) for n in _OWN_QUADRATURE)
     if not is_own or type(likelihood.quadrature) is not NDiagGHQuadrature:
         return None
-    Z, dZ = likelihood.quadrature.Z, likelihood.quadrature.dZ
-    return NodeRule(tf.cast(Z, dtype), tf.cast(dZ[:, 0], dtype))
+    Z, dZ = (tf.get_static_value(x) for x in (likelihood.quadrature.Z, likelihood.quadrature.dZ))
+    return None if Z is None else NodeRule(Z.astype(kind), dZ[:, 0].astype(kind))
+
+
+def independent_rule(dtype: Any) -> NodeRule:
+    """A fine rule for one latent, whatever the likelihood's own may be."""
+    z, weights = standard_covering_rule()
+    return NodeRule(z[:, None].astype(dtype), weights.astype(dtype))
 
 
 def point_derivatives(
