@@ -1,4 +1,4 @@
-"""``log p(y|f)`` of one likelihood and its derivatives on NumPy's arrays: what a :class:`Density` answers."""
+"""What can be asked of ``log p(y|f)`` on NumPy's arrays."""
 
 from __future__ import annotations
 

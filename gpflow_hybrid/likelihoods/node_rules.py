@@ -59,6 +59,12 @@ def own_rule(likelihood: Likelihood, num_latent: int, dtype: tf.DType) -> NodeRu
     return None if Z is None else NodeRule(Z.astype(kind), dZ[:, 0].astype(kind))
 
 
+def gauss_hermite_rule(num: int) -> NodeRule:
+    """For one latent; exact for polynomials of degree ``2 num − 1``."""
+    z, weights = np.polynomial.hermite_e.hermegauss(num)
+    return NodeRule(z[:, None], weights / np.sum(weights))
+
+
 def independent_rule(dtype: Any) -> NodeRule:
     """A fine rule for one latent, whatever the likelihood's own may be."""
     z, weights = standard_covering_rule()

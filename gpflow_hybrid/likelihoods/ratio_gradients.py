@@ -26,6 +26,12 @@ class RatioGradients(NamedTuple):
     lambda_2: Any
 
 
+class ParameterGradients(NamedTuple):
+    """Derivatives in all numbers that a likelihood's parameters are made of, in a row, ``[P]``."""
+
+    in_a_row: Any
+
+
 def ratio_gradients(
     likelihood: Likelihood,
     X: Any,
@@ -68,7 +74,7 @@ class Tilting(NamedTuple):
 def tilting(
     nodes: Any, log_weights: Any, log_prob: Any, lambda_1: Any, lambda_2: Any, alpha: float
 ) -> Tilting:
-    """``π − (1 − α)w`` with ``π ∝ w exp(αh)``: what is left of the blend once ``ℓ_0`` is the likelihood's own."""
+    """``π ∝ w exp(αh)``, less ``(1 − α)w`` where the likelihood's own ``ℓ_0`` is blended in."""
     xp = functions_of(nodes)
     # A node so far out that log p overflows has p = 0, and no part in any sum.
     finite = xp.isfinite(log_prob)
@@ -157,8 +163,8 @@ def closed_ratio_gradients(
 ) -> RatioGradients | None:
     """``Σ ℓ_α`` and its derivatives in m, v, λ₁ and λ₂ from a closed form, on tensors or arrays.
 
-    By the chain rule through the cavity ``V = v/κ``, ``M = m − αsV`` with ``κ = 1 − αλ₂v``, ``s = λ₁ − λ₂m``:
-    ``∂M = ∂m/κ − αs∂v/κ² − αV∂λ₁ + αMV∂λ₂`` and ``∂V = ∂v/κ² + αV²∂λ₂``.
+    By the chain rule through the cavity ``V = v/κ``, ``M = m − αsV``, with ``κ = 1 − αλ₂v`` and
+    ``s = λ₁ − λ₂m``: ``∂M = ∂m/κ − αs∂v/κ² − αV∂λ₁ + αMV∂λ₂`` and ``∂V = ∂v/κ² + αV²∂λ₂``.
 
     :param log_expected: ``(1/α) log E_N(f; M, V)[p^α]`` and its derivatives in M and V, ``[N, L]``; where
         that is None so is the result.

@@ -42,6 +42,7 @@ from .nodes import (
     log_prob_and_weights,
     mean_and_power_mean,
     product_rule,
+    standard_normal_points,
 )
 
 
@@ -111,9 +112,7 @@ def log_expected_ratio(
     return value if alpha == 1.0 else value + (1.0 - alpha) * (expected - mean)
 
 
-def covering_rule(
-    kind: type[Likelihood], Fmu: Any, Fvar: Any, cav: Cavity
-) -> tuple[Any, Any]:
+def covering_rule(kind: type[Likelihood], Fmu: Any, Fvar: Any, cav: Cavity) -> tuple[Any, Any]:
     """Nodes ``[Q, N, L]`` and log weights of q, ``[Q, N, L]`` for a scalar likelihood, else ``[Q, N]``."""
     num_latent = Fmu.shape[-1]
     if issubclass(kind, ScalarLikelihood):
@@ -124,6 +123,15 @@ def covering_rule(
             *covering_nodes(Fmu, Fvar, cav.mean, cav.variance, NUM_NODES[num_latent])
         )
     return fixed_nodes(Fmu, Fvar)
+
+
+def covering_size(kind: type[Likelihood], num_latent: int) -> int:
+    """How many nodes :func:`covering_rule` has."""
+    if issubclass(kind, ScalarLikelihood):
+        return NUM_NODES[1]
+    if num_latent in NUM_NODES and not issubclass(kind, MonteCarloLikelihood):
+        return int(NUM_NODES[num_latent] ** num_latent)
+    return len(standard_normal_points(num_latent)[0])
 
 
 def log_expected_power(

@@ -130,7 +130,7 @@ def test_a_graph_that_fails_leaves_little_behind(
 def test_an_error_on_the_host_is_passed_on(
     made: list[Sessions], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = model_of("student_t")
+    model = model_of("own_log_cosh")
     loss = tf.function(model.training_loss, autograph=False)
     loss()
     sites = [x.numpy() for x in model.sites.values]
