@@ -36,8 +36,8 @@ class Question:
     :param name: what a compiled graph of it is kept under.
     :param answer: ``(likelihood, X, Y, *arrays)`` to a ``kind`` of tensors.
     :param num_arrays: that it takes.
-    :param ranks: of the answer's tensors: 0 is ``[]``, 1 ``[N]``, 2 ``[N, L]``, 3 ``[N, L, L]``; empty where
-        it is one row of numbers.
+    :param ranks: of the answer's tensors: 0 is ``[]``, 1 ``[N]``, 2 ``[N, L]``, 3 ``[N, L, L]``; empty
+        where it is one row of numbers.
     :param on_arrays: how a likelihood on arrays answers it, ``(observations, *arrays)``, or None if it
         cannot.
     :param in_parameters: whether the answer is a derivative in the likelihood's parameters; they are

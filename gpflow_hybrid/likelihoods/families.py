@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 from scipy import special
 
+from ..namespaces import ARRAYS
 from .density import Array, Density, Expected, ExpectedPower, InParameter
 from .log_cdf import log_cdf
 from .node_rules import PointDerivatives
 from .ordinal import FAR
+from .probit_integrals import expected_cdf_power
 
 SQUEEZE = 1e-3
 """GPflow's ``inv_probit`` keeps probabilities so far from 0 and 1."""
@@ -134,6 +136,11 @@ class ProbitDensity(Density):
         z = self.sign * f
         H = log_cdf(z, 2) if second else None
         return _scalar(log_cdf(z), self.sign * log_cdf(z, 1), H)
+
+    def expected_power(self, m: Array, v: Array, alpha: float) -> ExpectedPower:
+        z = (self.sign * m).ravel()
+        value, d_m, d_v = (x.reshape(m.shape) for x in expected_cdf_power(z, v.ravel(), alpha))
+        return ExpectedPower(value, self.sign * d_m, d_v, [])
 
 
 class SqueezedProbitDensity(Density):
@@ -261,9 +268,12 @@ class HeteroskedasticDensity(Density):
         a = r * precision
         b = r * a
         log_prob = -0.5 * (np.log(2.0 * np.pi) + b) - f[..., 1]
-        first = np.stack([a, b - 1.0], -1)
-        rows = [np.stack([-precision, -2.0 * a], -1), np.stack([-2.0 * a, -2.0 * b], -1)]
-        return PointDerivatives(log_prob, first, rows if second else [])
+        first = ARRAYS.latents([a, b - 1.0])
+        if not second:
+            return PointDerivatives(log_prob, first, [])
+        cross = -2.0 * a
+        rows = [ARRAYS.latents([-precision, cross]), ARRAYS.latents([cross, -2.0 * b])]
+        return PointDerivatives(log_prob, first, rows)
 
 
 class SoftmaxDensity(Density):
@@ -272,11 +282,14 @@ class SoftmaxDensity(Density):
     is_scalar = False
 
     def __init__(self, y: Array, num_classes: int) -> None:
-        self.chosen = np.eye(num_classes)[y[:, 0].astype(int)]
+        self.chosen = np.asfortranarray(np.eye(num_classes)[y[:, 0].astype(int)])
 
     def at(self, f: Array, second: bool = True) -> PointDerivatives:
-        log_p = f - special.logsumexp(f, axis=-1, keepdims=True)
+        log_p = f - np.max(f, axis=-1, keepdims=True)
         p = np.exp(log_p)
+        total = np.sum(p, axis=-1, keepdims=True)
+        log_p -= np.log(total)
+        p /= total
         rows = []
         if second:
             for k in range(p.shape[-1]):

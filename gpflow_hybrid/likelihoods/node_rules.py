@@ -102,37 +102,42 @@ AtNodes = Callable[[Any, bool], PointDerivatives]
 def expectation_gradients_by(rule: NodeRule, at_nodes: AtNodes, m: Any, v: Any) -> tuple[Any, ...]:
     """``E [N]``, ``E_m`` and ``E_v`` ``[N, L]``; an outer tape may differentiate once more."""
     xp = functions_of(m)
-    z, s = rule.z[:, None, :], xp.sqrt(v)
-    at = at_nodes(m + s * z, False)
+    w, z, s = rule.weights[:, None], rule.z, xp.sqrt(v)
+    at = at_nodes(m + xp.spread(z[:, None], s), False)
     value = xp.tensordot(rule.weights, at.log_prob, 1)
     value = xp.sum(value, -1) if len(at.log_prob.shape) == 3 else value
-    d_variance = xp.tensordot(rule.weights, at.first * z, 1) / (2.0 * s)
-    return value, xp.tensordot(rule.weights, at.first, 1), d_variance
+    E_m, scaled = _sums([w + 0.0 * z, w * z], at.first)
+    return value, E_m, scaled / (2.0 * s)
 
 
 def curvature_by(rule: NodeRule, at_nodes: AtNodes, m: Any, v: Any) -> tuple[Any, ...]:
     """``E_mm``, ``E_mv``, ``E_vm`` and ``E_vv``, ``[N, L, L]``."""
     xp = functions_of(m)
-
-    def total(weights: Any, values: Any) -> Any:
-        return xp.tensordot(weights, values, 1)
-
-    w, z, s = rule.weights, rule.z[:, None, :], xp.sqrt(v)
-    at = at_nodes(m + s * z, True)
-    own = -total(w, at.first * z) / (4.0 * s * v)
+    w, z, s = rule.weights[:, None], rule.z, xp.sqrt(v)
+    at = at_nodes(m + xp.spread(z[:, None], s), True)
+    own = -_sums([w * z], at.first)[0] / (4.0 * s * v)
     if len(at.log_prob.shape) == 3:
-        (H,) = at.second
-        mv = diagonal(total(w, H * z) / (2.0 * s))
-        vv = total(w, H * z * z) / (4.0 * v) + own
-        return diagonal(total(w, H)), mv, mv, diagonal(vv)
-    mm, mv, vv = [], [], []
-    for k, row in enumerate(at.second):  # [Q, N, L]
-        scaled = row * z
-        mm.append(total(w, row))
-        mv.append(total(w, scaled) / (2.0 * s))
-        vv.append(total(w * rule.z[:, k], scaled) / (4.0 * s[:, k : k + 1] * s))
-    E_mm, E_mv, E_vv = (xp.stack(rows, axis=1) for rows in (mm, mv, vv))
-    return E_mm, E_mv, xp.swapped(E_mv), E_vv + diagonal(own)
+        mm, mv, vv = _sums([w + 0.0 * z, w * z, w * z * z], at.second[0])
+        E_mv = diagonal(mv / (2.0 * s))
+        return diagonal(mm), E_mv, E_mv, diagonal(vv / (4.0 * v) + own)
+    rows = [
+        _sums([w + 0.0 * z, w * z, w * z * z[:, k : k + 1]], row) for k, row in enumerate(at.second)
+    ]
+    mm, mv, vv = (xp.stack(x, axis=1) for x in zip(*rows, strict=True))
+    E_mv = mv / (2.0 * s[:, None, :])
+    E_vv = vv / (4.0 * s[:, :, None] * s[:, None, :])
+    return mm, E_mv, xp.swapped(E_mv), E_vv + diagonal(own)
+
+
+def _sums(weights: list[Any], x: Any) -> list[Any]:
+    """``Σ_q weights_q x_q`` for several weights ``[Q, L]`` or ``[Q, 1]`` and x ``[Q, N, L]``, ``[N, L]`` each.
+
+    Arrays as they come from their nodes are not copied for it.
+    """
+    xp = functions_of(x)
+    by_latent = np.stack([w.T for w in weights], 1)  # [L, R, Q]
+    found = xp.matmul(by_latent, xp.transpose(x, (2, 0, 1)))  # [L, R, N]
+    return [xp.transpose(found[:, r]) for r in range(len(weights))]
 
 
 def diagonal(x: Any) -> Any:

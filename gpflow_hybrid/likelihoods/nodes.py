@@ -78,7 +78,7 @@ def covering_nodes(
     reach = (xp.abs(cavity_mean - Fmu) + WINDOW * xp.sqrt(cavity_variance)) / s
     end = xp.asinh(xp.maximum(reach, WINDOW))
     steps = xp.asarray(np.linspace(-1.0, 1.0, num)[:, None, None], dtype=s.dtype)
-    u = xp.stop_gradient(steps * end)
+    u = xp.stop_gradient(xp.spread(steps, end))
     z = xp.sinh(u)
     log_weights = -0.5 * z * z + xp.log(xp.cosh(u))
     return Fmu + s * z, log_weights - log_sum_exp(log_weights)
@@ -99,7 +99,7 @@ def product_rule(nodes: Any, log_weights: Any) -> tuple[Any, Any]:
     i, j = (np.ravel(a) for a in np.meshgrid(np.arange(Q), np.arange(Q), indexing="ij"))
     pair = [xp.rows(nodes[..., 0], i), xp.rows(nodes[..., 1], j)]
     weight = xp.rows(log_weights[..., 0], i) + xp.rows(log_weights[..., 1], j)
-    return xp.stack(pair, -1), weight
+    return xp.latents(pair), weight
 
 
 @functools.cache
@@ -109,14 +109,14 @@ def standard_normal_points(num_latent: int) -> tuple[AnyNDArray, AnyNDArray]:
         x, w = np.polynomial.hermite_e.hermegauss(NUM_HERMITE_POINTS[num_latent])
         points = np.stack(np.meshgrid(*[x] * num_latent, indexing="ij"), -1)
         weights = functools.reduce(np.multiply.outer, [w / w.sum()] * num_latent)
-        return points.reshape(-1, num_latent), np.log(weights.ravel())
+        return np.asfortranarray(points.reshape(-1, num_latent)), np.log(weights.ravel())
     half = scipy.stats.qmc.MultivariateNormalQMC(
         np.zeros(num_latent), seed=np.random.default_rng(0)
     ).random(NUM_SOBOL_POINTS // 2)
     # Points and their mirror images: odd moments are exact.
     points = np.concatenate([half, -half])
     points = points / np.sqrt(np.mean(points**2, axis=0))
-    return points, np.full(len(points), -np.log(len(points)))
+    return np.asfortranarray(points), np.full(len(points), -np.log(len(points)))
 
 
 def fixed_nodes(Fmu: Any, Fvar: Any) -> tuple[Any, Any]:
@@ -124,7 +124,7 @@ def fixed_nodes(Fmu: Any, Fvar: Any) -> tuple[Any, Any]:
     xp = functions_of(Fmu)
     points, log_weights = standard_normal_points(int(Fmu.shape[-1]))
     z = xp.asarray(points[:, None, :], dtype=Fmu.dtype)
-    return Fmu + xp.sqrt(Fvar) * z, xp.asarray(log_weights[:, None], dtype=Fmu.dtype)
+    return Fmu + xp.spread(z, xp.sqrt(Fvar)), xp.asarray(log_weights[:, None], dtype=Fmu.dtype)
 
 
 def weighted_mean(log_weights: tf.Tensor, values: tf.Tensor) -> tf.Tensor:

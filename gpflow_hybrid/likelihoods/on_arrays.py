@@ -56,7 +56,8 @@ class OnArrays:
         self._bind = bind
         # Where expectations are closed, they are polynomials in f times a function of a parameter, of
         # the second degree at most: three nodes integrate their derivatives in it.
-        self._rule = rule or gauss_hermite_rule(3)
+        z, weights = rule or gauss_hermite_rule(3)
+        self._rule = NodeRule(np.asfortranarray(z), weights)
         self._has_independent_rule = has_independent_rule(likelihood)
 
     def _density(self, data: Observations, dtype: Any) -> Density:
@@ -199,7 +200,7 @@ class _Declared(OnArrays):
 
             return closed_ratio_gradients(log_expected, arguments)
 
-        return closed if alpha == 1.0 else None
+        return closed if alpha == 1.0 else super().ratios(alpha)
 
 
 def _in_chunks(
@@ -213,7 +214,8 @@ def _in_chunks(
     for start in range(0, N, size):
         rows = slice(start, start + size)
         some = Observations(data.X[rows], data.Y[rows], data.values)
-        parts.append(function(some, *(x[rows] for x in arrays)))
+        # Nodes are fast in memory, latents slow, as in all that is made of nodes.
+        parts.append(function(some, *(np.asfortranarray(x[rows]) for x in arrays)))
     dtype = arrays[0].dtype
     return [
         np.concatenate(x).astype(dtype, copy=False) if np.ndim(x[0]) else sum(x)
