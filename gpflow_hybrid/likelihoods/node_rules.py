@@ -130,7 +130,7 @@ def curvature_by(rule: NodeRule, at_nodes: AtNodes, m: Any, v: Any) -> tuple[Any
 
 
 def _sums(weights: list[Any], x: Any) -> list[Any]:
-    """``Σ_q weights_q x_q``, ``[N, L]``, for each of several weights ``[Q, L]`` or ``[Q, 1]`` and x ``[Q, N, L]``.
+    """``Σ_q w_q x_q``, ``[N, L]``, for each of several w ``[Q, L]`` or ``[Q, 1]`` and x ``[Q, N, L]``.
 
     Arrays as they come from their nodes are not copied for it.
     """
