@@ -48,6 +48,7 @@ class NewtonSystem:
         self.mm, self.mv, self.vm, self.vv = (np.einsum("nll->ln", h) for h in curvature)
         self.g2 = g2
         self.c = 1.0 + damping
+        self._coupled: ReducedSolver | None = None
         v = covariance.variance
         self.units = np.stack([np.sqrt(v), v])
 
@@ -63,6 +64,7 @@ class NewtonSystem:
         other = copy.copy(self)
         other.c = 1.0 + damping
         vars(other).pop("_factors", None)
+        vars(other)["_coupled"] = None
         return other
 
     def solve(self, r: Array, tolerance: float, *, exact: bool = False) -> Array:
@@ -93,7 +95,7 @@ class NewtonSystem:
         units = 1.0 / self.units if transpose else self.units
 
         if self.is_coupled:
-            return _gmres(apply, r, units, tolerance, self._by_factors(transpose))[0]
+            return self._solve_coupled(apply, r, units, tolerance, transpose)
         left_out = 0.0 if may_leave_out else self._left_out()
         x = np.zeros_like(r)
         if left_out <= NEWTON.eliminated_error:
@@ -114,6 +116,21 @@ class NewtonSystem:
             factors = self._by_factors(transpose)
             correction, _ = _gmres(apply, rest, units, wanted / left, factors)
         return x + correction
+
+    def _solve_coupled(
+        self, apply: Map, r: Array, units: Array, tolerance: float, transpose: bool
+    ) -> Array:
+        """By GMRES; where that is slow and the system not large, by factors."""
+        factorise = getattr(self.covariance, "coupled_solver", None)  # not every prior has them
+        if r.size > tuning.COUPLED_SYSTEM or factorise is None:
+            return _gmres(apply, r, units, tolerance, self._by_factors(transpose))[0]
+        if self._coupled is None:
+            limit = NEWTON.coupled_iterations
+            x, converged = _gmres(apply, r, units, tolerance, self._by_factors(transpose), limit)
+            if converged:
+                return x
+            self._coupled = factorise(self.curvature, self.g2, self.c)
+        return self._coupled(r, transpose)
 
     def _left_out(self) -> float:
         """The largest ``E_mm + g₂`` in units of the posterior."""
@@ -190,11 +207,16 @@ def _limit(size: int, tolerance: float, has_factors: bool) -> int:
 
 
 def _gmres(
-    apply: Map, r: Array, units: Array, tolerance: float, precondition: Map | None = None
+    apply: Map,
+    r: Array,
+    units: Array,
+    tolerance: float,
+    precondition: Map | None = None,
+    limit: int | None = None,
 ) -> tuple[Array, bool]:
     """``A x = r`` in the given units, and whether it converged."""
     inverse: Map = (lambda x: x) if precondition is None else precondition
-    limit = _limit(r.shape[-1], tolerance, precondition is not None)
+    limit = limit or _limit(r.shape[-1], tolerance, precondition is not None)
 
     def operator(x: Array) -> Array:
         return (units * apply(inverse(x.reshape(r.shape) / units))).ravel()
