@@ -48,7 +48,7 @@ class NewtonSystem:
         self.mm, self.mv, self.vm, self.vv = (np.einsum("nll->ln", h) for h in curvature)
         self.g2 = g2
         self.c = 1.0 + damping
-        self._coupled: ReducedSolver | None = None
+        self._whole: ReducedSolver | None = None
         v = covariance.variance
         self.units = np.stack([np.sqrt(v), v])
 
@@ -64,7 +64,7 @@ class NewtonSystem:
         other = copy.copy(self)
         other.c = 1.0 + damping
         vars(other).pop("_factors", None)
-        vars(other)["_coupled"] = None
+        vars(other)["_whole"] = None
         return other
 
     def solve(self, r: Array, tolerance: float, *, exact: bool = False) -> Array:
@@ -95,7 +95,7 @@ class NewtonSystem:
         units = 1.0 / self.units if transpose else self.units
 
         if self.is_coupled:
-            return self._solve_coupled(apply, r, units, tolerance, transpose)
+            return self._solve_whole(apply, r, units, tolerance, transpose)
         left_out = 0.0 if may_leave_out else self._left_out()
         x = np.zeros_like(r)
         if left_out <= NEWTON.eliminated_error:
@@ -113,24 +113,23 @@ class NewtonSystem:
         if not self._is_small and "_factors" not in vars(self):  # where they are, they are better
             correction, converged = _gmres(apply, rest, units, wanted / left)
         if not converged:
-            factors = self._by_factors(transpose)
-            correction, _ = _gmres(apply, rest, units, wanted / left, factors)
+            correction = self._solve_whole(apply, rest, units, wanted / left, transpose)
         return x + correction
 
-    def _solve_coupled(
+    def _solve_whole(
         self, apply: Map, r: Array, units: Array, tolerance: float, transpose: bool
     ) -> Array:
-        """By GMRES; where that is slow and the system not large, by factors."""
-        factorise = getattr(self.covariance, "coupled_solver", None)  # not every prior has them
-        if r.size > tuning.COUPLED_SYSTEM or factorise is None:
+        """By GMRES; where that is slow and the system not large, by factors of all of it."""
+        factorise = getattr(self.covariance, "whole_solver", None)  # not every prior has them
+        if r.size > tuning.WHOLE_SYSTEM or factorise is None:
             return _gmres(apply, r, units, tolerance, self._by_factors(transpose))[0]
-        if self._coupled is None:
-            limit = NEWTON.coupled_iterations
+        if self._whole is None:
+            limit = NEWTON.whole_iterations
             x, converged = _gmres(apply, r, units, tolerance, self._by_factors(transpose), limit)
             if converged:
                 return x
-            self._coupled = factorise(self.curvature, self.g2, self.c)
-        return self._coupled(r, transpose)
+            self._whole = factorise(self.curvature, self.g2, self.c)
+        return self._whole(r, transpose)
 
     def _left_out(self) -> float:
         """The largest ``E_mm + g₂`` in units of the posterior."""

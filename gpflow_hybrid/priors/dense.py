@@ -178,8 +178,8 @@ class DenseCovariance:
         M[np.diag_indices(len(M))] += c + np.finfo(M.dtype).eps * largest
         return M
 
-    def coupled_solver(self, curvature: Sequence[Array], g2: Array, c: float) -> ReducedSolver:
-        """By LU factors of the whole Newton system, whose likelihood couples the latents of a datum.
+    def whole_solver(self, curvature: Sequence[Array], g2: Array, c: float) -> ReducedSolver:
+        """By LU factors of the whole Newton system, where nothing can be eliminated from it.
 
         :param curvature: ``E_mm``, ``E_mv``, ``E_vm`` and ``E_vv``, ``[N, L, L]``.
         """

@@ -83,7 +83,7 @@ def test_newton_systems_solve_their_equations(
 ) -> None:
     monkeypatch.setattr(tuning, "FEW_DATA", few)
     options = dataclasses.replace(  # 1: the factors come in
-        newton.NEWTON, iterations=iterations, coupled_iterations=iterations
+        newton.NEWTON, iterations=iterations, whole_iterations=iterations
     )
     monkeypatch.setattr(newton, "NEWTON", options)
     Sigma, curvature, g2, rng = problem(num_latents, is_coupled, quadrature_error)
@@ -113,7 +113,7 @@ def test_newton_systems_solve_their_equations(
 class WithoutFactors(DenseCovariance):
     """A covariance that is too large for a matrix M, as that of a sparse prior is."""
 
-    coupled_solver = None  # type: ignore[assignment]
+    whole_solver = None  # type: ignore[assignment]
 
     def reduced_solver(self, *_: Any) -> None:
         return None
