@@ -13,7 +13,7 @@ from .density import Array, Density, Expected, ExpectedPower, InParameter
 from .log_cdf import log_cdf
 from .node_rules import PointDerivatives
 from .ordinal import FAR
-from .probit_integrals import expected_cdf_power
+from .probit_powers import expected_cdf_power
 
 SQUEEZE = 1e-3
 """GPflow's ``inv_probit`` keeps probabilities so far from 0 and 1."""
@@ -118,12 +118,8 @@ class StudentTDensity(Density):
         r = f - self.y
         r2, wide = r * r, self.df * self.scale * self.scale
         weight = (self.df + 1.0) / (wide + r2)
-        return [
-            InParameter(
-                (weight * r2 - 1.0) / self.scale,
-                2.0 * weight * r * wide / (self.scale * (wide + r2)),
-            )
-        ]
+        in_scale = (weight * r2 - 1.0) / self.scale
+        return [InParameter(in_scale, 2.0 * weight * r * wide / (self.scale * (wide + r2)))]
 
 
 class ProbitDensity(Density):
