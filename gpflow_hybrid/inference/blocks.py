@@ -67,7 +67,7 @@ class Local(NamedTuple):
 
 
 class Slopes(NamedTuple):
-    """What the objective's ``φ = ℓ_α + E_q[log t]`` changes with the marginals, also by way of the sites."""
+    """What ``φ = ℓ_α + E_q[log t]`` changes with the marginals, also by way of the sites."""
 
     ratios: RatioGradients
     weights: SiteWeights

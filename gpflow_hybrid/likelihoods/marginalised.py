@@ -21,7 +21,7 @@ import tensorflow as tf
 from gpflow.likelihoods import Likelihood, MultiClass, ScalarLikelihood
 from gpflow.quadrature import hermgauss
 
-from .densities import Array, Density
+from .density import Array, Density
 from .node_rules import PointDerivatives, point_derivatives
 from .nodes import hermite_product, mirrored_points
 

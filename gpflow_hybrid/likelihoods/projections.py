@@ -26,7 +26,8 @@ from .. import tuning
 from ..errors import InvalidDataError
 from ..stand_ins import parameters_of
 from .curvature import curvature
-from .densities import Array, Density, density_of, values_of
+from .densities import density_of, values_of
+from .density import Array, Density
 from .expectations import ExpectationGradients, expectation_gradients, variational_expectations
 from .marginalised import (
     ByNodes,
@@ -40,9 +41,10 @@ from .marginalised import (
     inner_rule,
 )
 from .node_rules import NodeRule, curvature_by, diagonal, expectation_gradients_by, own_rule
-from .nodes import hermite_product, mirrored_points
+from .nodes import NUM_NODES, covering_nodes, hermite_product, mirrored_points
 from .probit import ProbitBernoulli
 from .ratio_gradients import RatioGradients, closed_ratio_gradients
+from .ratios import cavity
 
 NUM_OUTER_COUPLED = {2: 10, 3: 5}
 """Gauss–Hermite nodes per latent under q of likelihoods that couple so many."""
@@ -52,9 +54,6 @@ NUM_OUTER_POINTS = 256
 
 SMALL_LEVERAGE = 0.5
 """``αλ₂v`` up to which the likelihood's own nodes for q resolve the cavity as well."""
-
-WINDOW, NUM_COVERING = 9.0, 121
-"""Of the rule that covers q and cavity, as in :mod:`~gpflow_hybrid.likelihoods.nodes`."""
 
 
 class SiteWeights(NamedTuple):
@@ -179,14 +178,8 @@ class Marginalised(ProjectedLikelihood):
             log_weights = np.log(self.rule.weights)
             axes = (1,) * (2 if self.is_scalar else 1)
             return m + s * self.rule.z[:, None, :], log_weights.reshape(-1, *axes)
-        V = v / (1.0 - leverage)
-        shift = self.alpha * np.abs(lambda_1 - lambda_2 * m) * V
-        end = np.arcsinh(np.maximum((shift + WINDOW * np.sqrt(V)) / s, WINDOW))
-        u = np.linspace(-1.0, 1.0, NUM_COVERING)[:, None, None] * end
-        z = np.sinh(u)
-        log_weights = -0.5 * z * z + np.log(np.cosh(u))
-        total = np.log(np.sum(np.exp(log_weights), axis=0))
-        return m + s * z, log_weights - total
+        cav = cavity(m, v, lambda_1, lambda_2, self.alpha)
+        return covering_nodes(m, v, cav.mean, cav.variance, NUM_NODES[1])
 
     def _tilted(self, m: Array, v: Array, sites: Any, second: bool = False) -> tuple[Any, ...]:
         """Nodes, derivatives there, ``(1/α) log Σ w exp(αh)`` and the tilted weights."""
@@ -236,16 +229,6 @@ class Marginalised(ProjectedLikelihood):
         return Pulled(one.variance + other.variance, parameters)
 
 
-class _WithNoise(NamedTuple):
-    """A likelihood's ``log_expected_derivatives`` with ``k̃`` added to the variance."""
-
-    likelihood: ProbitBernoulli
-    variance: Array
-
-    def log_expected_derivatives(self, X: Any, M: Array, V: Array, Y: Array) -> tuple[Any, ...]:
-        return self.likelihood.log_expected_derivatives(X, M, V + self.variance, Y)
-
-
 class MarginalisedProbit(ProjectedLikelihood):
     """``Φ((2y − 1) a/√(1 + k̃))`` with the probit's exact integrals, at ``m c`` and ``v c²``,
     ``c² = 1/(1 + k̃)``."""
@@ -254,7 +237,11 @@ class MarginalisedProbit(ProjectedLikelihood):
         self.likelihood, self.Y = likelihood, Y
         self.c2 = 1.0 / (1.0 + variance)
         self.c = np.sqrt(self.c2)
-        self.noisy = _WithNoise(likelihood, variance)
+        self.variance = variance
+
+    def _log_expected(self, M: Array, V: Array) -> tuple[Any, ...]:
+        """``log E[p̃]`` under N(M, V), and its derivatives in both."""
+        return self.likelihood.log_expected_derivatives(None, M, V + self.variance, self.Y)
 
     def expectations(self, m: Array, v: Array, largest: float = math.inf) -> ExpectationGradients:
         at = (None, m * self.c, np.minimum(v, largest) * self.c2, self.Y)
@@ -273,7 +260,8 @@ class MarginalisedProbit(ProjectedLikelihood):
         return tuple(x[:, :, None] * eye for x in (mm, mv, mv, vv))
 
     def ratios(self, m: Array, v: Array, lambda_1: Array, lambda_2: Array) -> RatioGradients:
-        found = closed_ratio_gradients(self.noisy, None, m, v, self.Y, lambda_1, lambda_2)
+        found = closed_ratio_gradients(self._log_expected, (m, v, lambda_1, lambda_2))
+        assert found is not None
         exists = np.all(lambda_2 * v < 1.0)
         return found if exists else found._replace(value=np.nan)
 
@@ -284,7 +272,7 @@ class MarginalisedProbit(ProjectedLikelihood):
         lambda_1, lambda_2 = sites
         V = v / (1.0 - lambda_2 * v)
         M = m - (lambda_1 - lambda_2 * m) * V
-        _, _, in_ratio = self.noisy.log_expected_derivatives(None, M, V, self.Y)
+        _, _, in_ratio = self._log_expected(M, V)
         mv, vv = self._second(m, v)
         mm = 2.0 * E.variance
         # ∂c/∂k̃ = −½c³: what k̃ changes in E_m and E_v
