@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..likelihoods.expectations import ExpectationGradients
-from ..likelihoods.projections import ProjectedLikelihood, SiteWeights
+from ..likelihoods.projected import ProjectedLikelihood, SiteWeights
 from ..likelihoods.ratio_gradients import RatioGradients
 from ..priors.inducing import Projection
 from ..priors.protocol import Array

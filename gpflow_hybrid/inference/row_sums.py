@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import tuning
 from ..likelihoods.expectations import expected_log_site
-from ..likelihoods.projections import Maker, SiteWeights
+from ..likelihoods.projected import Maker, SiteWeights
 from ..linalg.threads import blas_threads_for
 from ..priors.inducing import InducingPrior, ProjectionBar, solve_lower
 from ..priors.protocol import Array
