@@ -38,6 +38,9 @@ from .inducing import InducingSolution
 from .questions import EXPECTATIONS, Iteration, Question
 from .row_sums import SiteSummary
 
+TOLERATED_INNER_ERROR = 1e-2
+"""Error of a log likelihood of projections above which q(u) is not called converged."""
+
 QUADRATURE_FAILURE = 0.5
 """Error above which the fixed point of the likelihood's quadrature is not called converged."""
 
@@ -132,8 +135,15 @@ def sparse_report(found: InducingSolution, sites: SiteSummary) -> InferenceResul
             "this is the limit of the arithmetic, and q(u) can be used, or the expectations of the "
             "likelihood are not smooth: give its quadrature more points."
         )
+    trusted = sites.inner_error <= TOLERATED_INNER_ERROR
+    if not trusted:
+        message = (
+            f"Not to be trusted: the quadrature that marginalises f given u is too coarse, with an error "
+            f"of {sites.inner_error:.1e} in a log likelihood, because the likelihood is much narrower than "
+            'the residual variances. Use more inducing points, or objective="elbo". ' + message
+        )
     return InferenceResult(
-        converged=found.status == CONVERGED,
+        converged=found.status == CONVERGED and trusted,
         num_steps=found.num_steps,
         num_evaluations=found.num_evaluations,
         elbo=found.elbo,

@@ -37,6 +37,8 @@ class SiteSummary(NamedTuple):
 
     smallest_cavity: float
     num_negative: int
+    inner_error: float
+    """Of the logarithm of a likelihood of projections, where it is a sum over nodes."""
 
 
 class GradientSums(NamedTuple):
@@ -136,8 +138,10 @@ class RowSums:
 
     def _sites(self, block: Block, q: InducingPosterior) -> SiteSummary:
         _, a, v = self._marginals(block, q)
-        lambda_2 = -2.0 * block.likelihood.expectations(a + block.mean, v).variance
-        return SiteSummary(float(np.min(1.0 / v - lambda_2)), int(np.sum(lambda_2 < 0.0)))
+        m = a + block.mean
+        lambda_2 = -2.0 * block.likelihood.expectations(m, v).variance
+        error = block.likelihood.inner_error(m)
+        return SiteSummary(float(np.min(1.0 / v - lambda_2)), int(np.sum(lambda_2 < 0.0)), error)
 
     def _local(self, block: Block, q: InducingPosterior) -> Local:
         """What was kept with the block, or found now."""

@@ -51,6 +51,10 @@ class ProjectedLikelihood:
         where there are no weights."""
         raise NotImplementedError
 
+    def inner_error(self, m: Array) -> float:
+        """The largest error of ``log p̃`` at the means, where it is a sum over nodes."""
+        return 0.0
+
 
 Maker = Callable[[Array, Array, Array], ProjectedLikelihood]
 """A projected likelihood from X, Y and ``k̃`` of some data."""

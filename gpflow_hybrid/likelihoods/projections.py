@@ -122,6 +122,9 @@ class Marginalised(ProjectedLikelihood):
         parameters = [x + y for x, y in zip(one.parameters, other.parameters, strict=True)]
         return Pulled(one.variance + other.variance, parameters)
 
+    def inner_error(self, m: Array) -> float:
+        return self.projected.inner_error(m)
+
 
 class InChunks(ProjectedLikelihood):
     """A few data at a time, so that their nodes stay in a core's cache, on as many threads as there are
@@ -162,6 +165,9 @@ class InChunks(ProjectedLikelihood):
         variances, parameters = zip(*found, strict=True)
         totals = [np.sum(x, axis=0) for x in zip(*parameters, strict=True)]
         return Pulled(np.concatenate(variances), totals)
+
+    def inner_error(self, m: Array) -> float:
+        return max(self._each(lambda part, x: part.inner_error(x), m))
 
 
 @functools.cache
