@@ -131,10 +131,8 @@ class RowSums:
 
     def sites(self, q: InducingPosterior) -> SiteSummary:
         """Of the sites that q says of every datum."""
-        found = [self._sites(b, q) for b in self._blocks()]
-        return SiteSummary(
-            min(x.smallest_cavity for x in found), sum(x.num_negative for x in found)
-        )
+        cavities, negative, errors = zip(*(self._sites(b, q) for b in self._blocks()), strict=True)
+        return SiteSummary(min(cavities), sum(negative), max(errors))
 
     def _sites(self, block: Block, q: InducingPosterior) -> SiteSummary:
         _, a, v = self._marginals(block, q)

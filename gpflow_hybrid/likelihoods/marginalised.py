@@ -103,7 +103,7 @@ class Projected:
         raise NotImplementedError
 
     def inner_error(self, a: Array) -> float:
-        """The largest error of ``log p̃`` at ``a [N, L]`` by the sum over nodes of f; zero in closed form."""
+        """The largest error of ``log p̃`` at ``a [N, L]`` by a sum over nodes; none in closed form."""
         return 0.0
 
 
