@@ -14,25 +14,41 @@ import tensorflow as tf
 TENSORS = SimpleNamespace(
     abs=tf.abs,
     asarray=tf.constant,
+    asinh=tf.asinh,
     concatenate=tf.concat,
+    cosh=tf.cosh,
     diagonal_matrix=tf.linalg.diag,
     exp=tf.exp,
     expm1=tf.math.expm1,
+    isfinite=tf.math.is_finite,
+    latents=lambda parts: tf.stack(parts, -1),
     log=tf.math.log,
     log1p=tf.math.log1p,
+    matmul=tf.matmul,
+    max=tf.reduce_max,
     maximum=tf.maximum,
     minimum=tf.minimum,
+    rows=tf.gather,
+    sinh=tf.sinh,
+    spread=tf.multiply,
     sqrt=tf.sqrt,
     stack=tf.stack,
     stop_gradient=tf.stop_gradient,
     sum=tf.reduce_sum,
     swapped=tf.linalg.matrix_transpose,
     tensordot=tf.tensordot,
+    transpose=tf.transpose,
     where=tf.where,
 )
 
 _OWN_NAMES = {
+    "asinh": np.arcsinh,
     "diagonal_matrix": lambda x: x[..., None] * np.eye(x.shape[-1], dtype=x.dtype),
+    # Arrays over nodes, [Q, N, L] or [Q, N], have the nodes as their fastest axis in memory and the latents
+    # as their slowest: arithmetic with arrays [N, L] then runs over long rows.
+    "latents": lambda parts: np.stack([x.T for x in parts]).T,
+    "rows": lambda x, i: np.take(x.T, i, axis=-1).T,
+    "spread": lambda z, x: (x.T[..., None] * z.T).T,
     "stop_gradient": lambda x: x,
     "swapped": lambda x: np.swapaxes(x, -1, -2),
 }

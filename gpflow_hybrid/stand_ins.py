@@ -20,6 +20,19 @@ def parameters_of(module: Module) -> Sequence[Parameter]:
     return list({id(p): p for p in module.parameters}.values())
 
 
+def leaves_of(module: Module) -> list[tf.Tensor]:
+    """What derivatives in a module's parameters are taken in: their values, or variables where it is not
+    known how they are read."""
+    if is_taken_apart(module):
+        return [tf.convert_to_tensor(p) for p in parameters_of(module)]
+    return [tf.convert_to_tensor(v) for v in floating_variables(module)]
+
+
+def floating_variables(module: Module) -> list[tf.Variable]:
+    """Those that have derivatives."""
+    return [v for v in module.variables if v.dtype.is_floating]
+
+
 def is_taken_apart(module: Module) -> bool:
     """Whether it is made of GPflow's and this package's classes alone: those only read their parameters."""
     parts = (module, *(part for part in module.submodules if not isinstance(part, Parameter)))

@@ -11,6 +11,9 @@ FEW_DATA = 300
 """Up to here a Newton system is factorised and its curvature is exact: iterations and rough curvature cost
 more than they save. Above, kernel matrices are evaluated and differentiated without intermediate ones."""
 
+WHOLE_SYSTEM = 4000
+"""Up to this size a Newton system is factorised as a whole where GMRES does not converge soon."""
+
 LARGE_MATRIX = 3000
 """Above this size memory is dearer than arithmetic: ``Σ∘Σ`` is not kept, Σ is not kept for a second try,
 XLA does not differentiate whole kernel matrices."""

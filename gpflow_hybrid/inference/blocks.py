@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..likelihoods.expectations import ExpectationGradients
-from ..likelihoods.projections import ProjectedLikelihood, SiteWeights
+from ..likelihoods.projected import ProjectedLikelihood, SiteWeights
 from ..likelihoods.ratio_gradients import RatioGradients
 from ..priors.inducing import Projection
 from ..priors.protocol import Array
@@ -67,7 +67,7 @@ class Local(NamedTuple):
 
 
 class Slopes(NamedTuple):
-    """What the objective's ``φ = ℓ_α + E_q[log t]`` changes with the marginals, also by way of the sites."""
+    """What ``φ = ℓ_α + E_q[log t]`` changes with the marginals, also by way of the sites."""
 
     ratios: RatioGradients
     weights: SiteWeights

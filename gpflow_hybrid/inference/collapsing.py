@@ -13,10 +13,10 @@ import tensorflow as tf
 from gpflow.likelihoods import Likelihood
 
 from ..errors import ConvergenceWarning
-from ..linalg import Marginals
 from ..priors import Array, Prior, PriorMoments
 from ..sites import SiteValues
-from .common import Collapse, Method, SitePair, Solution
+from ..stand_ins import leaves_of
+from .common import Collapse, Method, Solution
 from .options import TRAINING
 from .questions import Iteration
 from .servers import Respondent, run, run_in_graph
@@ -39,8 +39,8 @@ class CollapsedTensors(NamedTuple):
 
     solution: Solution
     value: tf.Tensor
-    q: Marginals
-    weights: SitePair
+    in_parameters: tf.Tensor
+    """Derivatives in the numbers that the likelihood's parameters are, ``[P]``."""
     prior_adjoint: Callable[[], Sequence[tf.Tensor]]
     """The total derivatives in the tensors that the prior was made of; to be asked for once."""
 
@@ -84,48 +84,52 @@ def collapse(
     remarks: Remarks,
 ) -> CollapsedTensors:
     """``method.collapse`` from the given sites, eagerly or as a part of the graph that is being traced."""
+    num_own = sum(x.shape.num_elements() for x in leaves_of(likelihood))
+    iterate = functools.partial(_with_parameters, method, num_own, limits, remarks)
     if tf.executing_eagerly():
         prior = moments.on_host(*(x.numpy() for x in moments))
-        iteration = method.collapse(prior, SiteValues(*(x.numpy() for x in start)), *limits)
-        found = run(iteration, likelihood, data)
-        remarks.make(found.solution.residual, found.remarks)
-        return _as_tensors(found, moments, prior)
-    iterate = functools.partial(_to_arrays, method, moments.on_host, limits, remarks)
+        found, own = run(iterate(prior, SiteValues(*(x.numpy() for x in start))), likelihood, data)
+        return _as_tensors(found, own, moments, prior)
+    to_arrays = functools.partial(_to_arrays, iterate, moments.on_host)
     pair = tf.TensorShape([2]).concatenate(start.lambda_1.shape)
-    shapes = [pair, [5], [], pair, pair, *(x.shape for x in moments)]
-    respondent = Respondent(method.questions, likelihood, data)
-    tensors = run_in_graph(iterate, [*moments, *start], shapes, respondent)
-    lambdas, numbers, value, q, weights, *bars = tensors
+    shapes = [pair, [5], [], [num_own], *(x.shape for x in moments)]
+    questions = (*method.questions, method.in_parameters) if num_own else method.questions
+    respondent = Respondent(questions, likelihood, data)
+    tensors = run_in_graph(to_arrays, [*moments, *start], shapes, respondent)
+    lambdas, numbers, value, own, *bars = tensors
     counts = tf.unstack(tf.cast(numbers[:3], tf.int32))
     solution = Solution(SiteValues(*tf.unstack(lambdas)), *counts, *tf.unstack(numbers[3:]))
-    return CollapsedTensors(
-        solution,
-        value,
-        Marginals(q[0], q[1], tf.zeros_like(value)),
-        SitePair(*tf.unstack(weights)),
-        lambda: bars,
-    )
+    return CollapsedTensors(solution, value, own, lambda: bars)
+
+
+def _with_parameters(
+    method: Method, num_own: int, limits: Limits, remarks: Remarks, prior: Prior, start: SiteValues
+) -> Iteration[tuple[Collapse, Array]]:
+    """A collapse, and the derivatives in so many numbers of the likelihood's own."""
+    found = yield from method.collapse(prior, start, *limits)
+    remarks.make(found.solution.residual, found.remarks)
+    if num_own == 0 or not found.solution.has_started:
+        return found, np.zeros(num_own)
+    at = (found.q.mean, found.q.variance, *found.solution.sites, *found.weights)
+    own = yield method.in_parameters(*at)
+    return found, own.in_a_row
 
 
 def _to_arrays(
-    method: Method,
+    iterate: Callable[[Prior, SiteValues], Iteration[tuple[Collapse, Array]]],
     make_prior: Callable[..., Prior],
-    limits: Limits,
-    remarks: Remarks,
     *arrays: Array,
 ) -> Iteration[tuple[Any, ...]]:
     """A collapse as the arrays that a graph takes, from those of the prior, λ₁ and λ₂."""
     *moments, lambda_1, lambda_2 = arrays
     prior = make_prior(*moments)
     try:
-        found = yield from method.collapse(prior, SiteValues(lambda_1, lambda_2), *limits)
-        remarks.make(found.solution.residual, found.remarks)
+        found, own = yield from iterate(prior, SiteValues(lambda_1, lambda_2))
         bars = _prior_adjoint(found, moments)
     finally:
         prior.close()
     sites, *numbers = found.solution
-    q = np.stack([found.q.mean, found.q.variance])
-    return np.stack(sites), np.array(numbers), found.value, q, np.stack(found.weights), *bars
+    return np.stack(sites), np.array(numbers), found.value, own, *bars
 
 
 def _prior_adjoint(found: Collapse, moments: Sequence[Array]) -> Sequence[Array]:
@@ -135,7 +139,9 @@ def _prior_adjoint(found: Collapse, moments: Sequence[Array]) -> Sequence[Array]
     return found.prior_adjoint()
 
 
-def _as_tensors(found: Collapse, moments: PriorMoments, prior: Prior) -> CollapsedTensors:
+def _as_tensors(
+    found: Collapse, own: Array, moments: PriorMoments, prior: Prior
+) -> CollapsedTensors:
     def tensor(x: Any) -> tf.Tensor:
         return tf.convert_to_tensor(np.asarray(x, moments.mean.dtype.as_numpy_dtype))
 
@@ -148,7 +154,6 @@ def _as_tensors(found: Collapse, moments: PriorMoments, prior: Prior) -> Collaps
     return CollapsedTensors(
         Solution(SiteValues(*map(tensor, sites)), *numbers),
         tensor(found.value),
-        Marginals(*map(tensor, found.q)),
-        SitePair(*map(tensor, found.weights)),
+        tensor(own),
         prior_adjoint,
     )

@@ -7,8 +7,6 @@ from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import tensorflow as tf
-from gpflow.likelihoods import Likelihood
 
 from ..linalg import Marginals
 from ..priors import Array, Covariance, Prior
@@ -95,9 +93,6 @@ class FixedPoint(NamedTuple):
     weights: SitePair
 
 
-LikelihoodValue = Callable[[Likelihood, Any, Any, FixedPoint], tf.Tensor]
-
-
 @dataclasses.dataclass(frozen=True)
 class Method:
     """How sites are updated and which value is learnt from: all that distinguishes two site models."""
@@ -112,9 +107,8 @@ class Method:
     """The fixed point for a training loss, the objective there, and what its gradient is made of."""
     questions: tuple[Question, ...]
     """That the iterations ask."""
-    likelihood_value: LikelihoodValue
-    """What ``L + wᵀρ`` has of the likelihood's own parameters at a constant q, as a tensor, from
-    ``(likelihood, X, Y, fixed point)``."""
+    in_parameters: Question
+    """The derivatives of ``L + wᵀρ`` in the likelihood's own parameters, from m, v, λ₁, λ₂ and w."""
     when_stalled: str
     """What it means that the iteration cannot go on, and what to do."""
     when_exhausted: str = "Raise max_steps."

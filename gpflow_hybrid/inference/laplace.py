@@ -37,6 +37,7 @@ from .common import (
     without_state,
 )
 from .options import LAPLACE
+from .own_parameters import in_parameters
 from .questions import Iteration, Question
 
 
@@ -234,7 +235,7 @@ def laplace() -> Method:
         solve=newton,
         collapse=collapse,
         questions=(POINT_VALUES, THIRD_DERIVATIVE),
-        likelihood_value=likelihood_value,
+        in_parameters=in_parameters("laplace", likelihood_value),
         when_stalled=(
             "no step raises the log joint density any further. Either this is the limit of the "
             "arithmetic, and the sites can be used, or this is a stationary point that is no mode, or "

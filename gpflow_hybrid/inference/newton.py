@@ -48,6 +48,7 @@ class NewtonSystem:
         self.mm, self.mv, self.vm, self.vv = (np.einsum("nll->ln", h) for h in curvature)
         self.g2 = g2
         self.c = 1.0 + damping
+        self._whole: ReducedSolver | None = None
         v = covariance.variance
         self.units = np.stack([np.sqrt(v), v])
 
@@ -63,6 +64,7 @@ class NewtonSystem:
         other = copy.copy(self)
         other.c = 1.0 + damping
         vars(other).pop("_factors", None)
+        vars(other)["_whole"] = None
         return other
 
     def solve(self, r: Array, tolerance: float, *, exact: bool = False) -> Array:
@@ -93,7 +95,7 @@ class NewtonSystem:
         units = 1.0 / self.units if transpose else self.units
 
         if self.is_coupled:
-            return _gmres(apply, r, units, tolerance, self._by_factors(transpose))[0]
+            return self._solve_whole(apply, r, units, tolerance, transpose)
         left_out = 0.0 if may_leave_out else self._left_out()
         x = np.zeros_like(r)
         if left_out <= NEWTON.eliminated_error:
@@ -111,9 +113,23 @@ class NewtonSystem:
         if not self._is_small and "_factors" not in vars(self):  # where they are, they are better
             correction, converged = _gmres(apply, rest, units, wanted / left)
         if not converged:
-            factors = self._by_factors(transpose)
-            correction, _ = _gmres(apply, rest, units, wanted / left, factors)
+            correction = self._solve_whole(apply, rest, units, wanted / left, transpose)
         return x + correction
+
+    def _solve_whole(
+        self, apply: Map, r: Array, units: Array, tolerance: float, transpose: bool
+    ) -> Array:
+        """By GMRES; where that is slow and the system not large, by factors of all of it."""
+        factorise = getattr(self.covariance, "whole_solver", None)  # not every prior has them
+        if r.size > tuning.WHOLE_SYSTEM or factorise is None:
+            return _gmres(apply, r, units, tolerance, self._by_factors(transpose))[0]
+        if self._whole is None:
+            limit = NEWTON.whole_iterations
+            x, converged = _gmres(apply, r, units, tolerance, self._by_factors(transpose), limit)
+            if converged:
+                return x
+            self._whole = factorise(self.curvature, self.g2, self.c)
+        return self._whole(r, transpose)
 
     def _left_out(self) -> float:
         """The largest ``E_mm + g₂`` in units of the posterior."""
@@ -190,11 +206,16 @@ def _limit(size: int, tolerance: float, has_factors: bool) -> int:
 
 
 def _gmres(
-    apply: Map, r: Array, units: Array, tolerance: float, precondition: Map | None = None
+    apply: Map,
+    r: Array,
+    units: Array,
+    tolerance: float,
+    precondition: Map | None = None,
+    limit: int | None = None,
 ) -> tuple[Array, bool]:
     """``A x = r`` in the given units, and whether it converged."""
     inverse: Map = (lambda x: x) if precondition is None else precondition
-    limit = _limit(r.shape[-1], tolerance, precondition is not None)
+    limit = limit or _limit(r.shape[-1], tolerance, precondition is not None)
 
     def operator(x: Array) -> Array:
         return (units * apply(inverse(x.reshape(r.shape) / units))).ravel()

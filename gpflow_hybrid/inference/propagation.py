@@ -50,6 +50,7 @@ from .common import (
     zeros_like,
 )
 from .options import PROPAGATION
+from .own_parameters import in_parameters
 from .questions import Iteration, Question
 from .reports import QuadratureError
 
@@ -270,7 +271,9 @@ def expectation_propagation(alpha: float) -> Method:
         solve=functools.partial(propagate, alpha),
         collapse=functools.partial(collapse, alpha),
         questions=(asked.sites, asked.gradients),
-        likelihood_value=functools.partial(likelihood_value, alpha),
+        in_parameters=in_parameters(
+            ("propagation", alpha), functools.partial(likelihood_value, alpha)
+        ),
         when_stalled=(
             "every update, however short, leaves no valid q(f) or a cavity without positive "
             "precision. Use a smaller power alpha, or CVIModel, whose inference always has a valid q."

@@ -36,8 +36,12 @@ class Question:
     :param name: what a compiled graph of it is kept under.
     :param answer: ``(likelihood, X, Y, *arrays)`` to a ``kind`` of tensors.
     :param num_arrays: that it takes.
-    :param ranks: of the answer's tensors: 0 is ``[]``, 1 ``[N]``, 2 ``[N, L]``, 3 ``[N, L, L]``.
-    :param on_arrays: how a likelihood on arrays answers it, ``(X, Y, *arrays)``, or None if it cannot.
+    :param ranks: of the answer's tensors: 0 is ``[]``, 1 ``[N]``, 2 ``[N, L]``, 3 ``[N, L, L]``; empty
+        where it is one row of numbers.
+    :param on_arrays: how a likelihood on arrays answers it, ``(observations, *arrays)``, or None if it
+        cannot.
+    :param in_parameters: whether the answer is a derivative in the likelihood's parameters; they are
+        constants otherwise.
     """
 
     name: Hashable
@@ -46,6 +50,7 @@ class Question:
     num_arrays: int
     ranks: tuple[int, ...]
     on_arrays: Callable[[OnArrays], Callable[..., Any] | None] = lambda _: None
+    in_parameters: bool = False
 
     def __call__(self, *arrays: Array) -> Request:
         """Ask it."""
@@ -53,7 +58,7 @@ class Question:
 
     def answer_reading_once(self, likelihood: Likelihood, *arguments: tf.Tensor) -> Any:
         """``answer`` of a likelihood that reads its parameters once."""
-        return self.answer(read_once(likelihood), *arguments)
+        return self.answer(likelihood if self.in_parameters else read_once(likelihood), *arguments)
 
     def shapes(self, num_data: int, num_latent: int) -> list[tuple[int, ...]]:
         """Of the answer's arrays."""
@@ -61,6 +66,8 @@ class Question:
 
     def unpack(self, flat: Array, num_data: int, num_latent: int) -> Any:
         """The answer from all its numbers in a row."""
+        if not self.ranks:
+            return self.kind(flat)
         shapes = self.shapes(num_data, num_latent)
         ends = np.cumsum([np.prod(shape, dtype=int) for shape in shapes])
         parts = np.split(flat, ends[:-1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,7 +21,13 @@ from ..likelihoods.curvature import curvature
 from ..likelihoods.expectations import (
     expectation_gradients,
     expected_log_site,
-    independent_expectations,
+    has_independent_rule,
+    quadrature_error,
+)
+from ..likelihoods.node_rules import (
+    expectation_gradients_by,
+    independent_rule,
+    point_derivatives,
 )
 from ..likelihoods.on_arrays import OnArrays
 from ..linalg import Marginals
@@ -30,6 +37,9 @@ from .common import CONVERGED, EXHAUSTED, Method, Solution
 from .inducing import InducingSolution
 from .questions import EXPECTATIONS, Iteration, Question
 from .row_sums import SiteSummary
+
+TOLERATED_INNER_ERROR = 1e-2
+"""Error of a log likelihood of projections above which q(u) is not called converged."""
 
 QUADRATURE_FAILURE = 0.5
 """Error above which the fixed point of the likelihood's quadrature is not called converged."""
@@ -125,8 +135,15 @@ def sparse_report(found: InducingSolution, sites: SiteSummary) -> InferenceResul
             "this is the limit of the arithmetic, and q(u) can be used, or the expectations of the "
             "likelihood are not smooth: give its quadrature more points."
         )
+    trusted = sites.inner_error <= TOLERATED_INNER_ERROR
+    if not trusted:
+        message = (
+            f"Not to be trusted: the quadrature that marginalises f given u is too coarse, with an error "
+            f"of {sites.inner_error:.1e} in a log likelihood, because the likelihood is much narrower than "
+            'the residual variances. Use more inducing points, or objective="elbo". ' + message
+        )
     return InferenceResult(
-        converged=found.status == CONVERGED,
+        converged=found.status == CONVERGED and trusted,
         num_steps=found.num_steps,
         num_evaluations=found.num_evaluations,
         elbo=found.elbo,
@@ -180,36 +197,21 @@ def _quadrature_remark(error: float, likelihood: Likelihood, method: Method) -> 
 
 
 def _own_error(likelihood: Likelihood, X: Any, Y: Any, m: Any, v: Any, *_: Any) -> QuadratureError:
-    """How far a likelihood's own ``E_q[log p]`` is from exact, by two symptoms.
-
-    Exact expectations obey the heat equation ``∂²E/∂m² = 2 ∂E/∂v``, and their slope ``∂E/∂m`` is that of
-    another rule; both differences are taken in units of the posterior, ``v`` and ``√v``.
-    """
+    """How far a likelihood's own ``E_q[log p]`` is from exact, in units of the posterior."""
     E = expectation_gradients(likelihood, X, m, v, Y)
-    if hasattr(likelihood, "expectation_curvature"):  # for exact expectations only
-        heat = tf.zeros((), m.dtype)
-    else:
-        second = tf.linalg.diag_part(curvature(likelihood, X, Y, m, v, -2.0 * E.variance).mm)
-        heat = tf.reduce_max(tf.abs(second - 2.0 * E.variance) * v)
-    with tf.GradientTape() as tape:
-        tape.watch(m)
-        other = independent_expectations(likelihood, X, m, v, Y)
-    if other is None:
-        return QuadratureError(heat)
-    other_slope = tape.gradient(other, m, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-    slope = tf.reduce_max(tf.abs(E.mean - other_slope) * tf.sqrt(v))
-    return QuadratureError(tf.maximum(heat, slope))
+    mm = 2.0 * E.variance
+    if not hasattr(likelihood, "expectation_curvature"):  # for exact expectations only
+        mm = tf.linalg.diag_part(curvature(likelihood, X, Y, m, v, -mm).mm)
+    slope = None
+    if has_independent_rule(likelihood):
+        at_nodes = functools.partial(point_derivatives, likelihood, X, Y)
+        rule = independent_rule(m.dtype.as_numpy_dtype)
+        _, slope, _ = expectation_gradients_by(rule, at_nodes, m, v)
+    return QuadratureError(quadrature_error(E, mm, slope, v))
 
 
 def _on_arrays(form: OnArrays) -> Callable[..., QuadratureError]:
-    """The heat equation alone; of exact expectations, whose ``∂²E/∂m²`` is ``2 ∂E/∂v``, it is nothing."""
-
-    def error(X: Any, Y: Any, m: Any, v: Any, *_: Any) -> QuadratureError:
-        g2 = -2.0 * form.expectations(X, Y, m, v).variance
-        mm = np.einsum("nll->nl", form.curvature(X, Y, m, v, g2).mm)
-        return QuadratureError(np.max(np.abs(mm + g2) * v))
-
-    return error
+    return lambda data, m, v, *_: QuadratureError(form.quadrature_error(data, m, v))
 
 
 OWN_QUADRATURE_ERROR = Question(

@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import tuning
 from ..likelihoods.expectations import expected_log_site
-from ..likelihoods.projections import Maker, SiteWeights
+from ..likelihoods.projected import Maker, SiteWeights
 from ..linalg.threads import blas_threads_for
 from ..priors.inducing import InducingPrior, ProjectionBar, solve_lower
 from ..priors.protocol import Array
@@ -37,6 +37,8 @@ class SiteSummary(NamedTuple):
 
     smallest_cavity: float
     num_negative: int
+    inner_error: float
+    """Of the logarithm of a likelihood of projections, where it is a sum over nodes."""
 
 
 class GradientSums(NamedTuple):
@@ -129,15 +131,15 @@ class RowSums:
 
     def sites(self, q: InducingPosterior) -> SiteSummary:
         """Of the sites that q says of every datum."""
-        found = [self._sites(b, q) for b in self._blocks()]
-        return SiteSummary(
-            min(x.smallest_cavity for x in found), sum(x.num_negative for x in found)
-        )
+        cavities, negative, errors = zip(*(self._sites(b, q) for b in self._blocks()), strict=True)
+        return SiteSummary(min(cavities), sum(negative), max(errors))
 
     def _sites(self, block: Block, q: InducingPosterior) -> SiteSummary:
         _, a, v = self._marginals(block, q)
-        lambda_2 = -2.0 * block.likelihood.expectations(a + block.mean, v).variance
-        return SiteSummary(float(np.min(1.0 / v - lambda_2)), int(np.sum(lambda_2 < 0.0)))
+        m = a + block.mean
+        lambda_2 = -2.0 * block.likelihood.expectations(m, v).variance
+        error = block.likelihood.inner_error(m)
+        return SiteSummary(float(np.min(1.0 / v - lambda_2)), int(np.sum(lambda_2 < 0.0)), error)
 
     def _local(self, block: Block, q: InducingPosterior) -> Local:
         """What was kept with the block, or found now."""

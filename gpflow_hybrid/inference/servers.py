@@ -19,10 +19,11 @@ import tensorflow as tf
 from gpflow.likelihoods import Likelihood
 
 from ..compilation import compiled
-from ..likelihoods.on_arrays import on_arrays
+from ..likelihoods.densities import values_of
+from ..likelihoods.on_arrays import Observations, on_arrays
 from ..linalg.host import call_on_host
 from ..priors import Array
-from ..stand_ins import read_once
+from ..stand_ins import parameters_of, read_once
 from .questions import Iteration, Question, Request, understood
 
 Result = TypeVar("Result")
@@ -73,7 +74,8 @@ def answer_eagerly(likelihood: Likelihood, X: tf.Tensor, Y: tf.Tensor) -> Callab
     def function_for(question: Question, arrays: Sequence[Array]) -> Callable[..., Any]:
         host = _on_arrays([question], likelihood)
         if host is not None:
-            return functools.partial(host[question], X.numpy(), Y.numpy())
+            data = Observations(X.numpy(), Y.numpy(), values_of(likelihood))
+            return functools.partial(host[question], data)
         asked = understood(question, likelihood)
         tensors = [tf.convert_to_tensor(x) for x in arrays]
         key = (asked.name, arrays[0].shape[1])
@@ -157,11 +159,14 @@ def run_in_graph(
     host = _on_arrays(respondent.questions, copy.copy(respondent.likelihood))
     if host is None:
         return _take_turns(start, arguments, shapes, respondent)
+    values = [tf.convert_to_tensor(p) for p in parameters_of(respondent.likelihood)]
 
-    def to_the_end(X: Array, Y: Array, *arrays: Array) -> tuple[Array, ...]:
-        return _run(start(*arrays), lambda r: host[r.question](X, Y, *r.arrays))
+    def to_the_end(X: Array, Y: Array, *others: Array) -> tuple[Array, ...]:
+        data = Observations(X, Y, others[: len(values)])
+        return _run(start(*others[len(values) :]), lambda r: host[r.question](data, *r.arrays))
 
-    return call_on_host(to_the_end, [*respondent.data, *arguments], shapes, arguments[0].dtype)
+    inputs = [*respondent.data, *values, *arguments]
+    return call_on_host(to_the_end, inputs, shapes, arguments[0].dtype)
 
 
 def _take_turns(
@@ -210,7 +215,8 @@ def _take_turns(
 
     def answer(question: Question, arrays: tf.Tensor) -> tf.Tensor:
         parts = [tf.ensure_shape(arrays[i], sites.shape) for i in range(question.num_arrays)]
-        found = question.answer(constant, *data, *parts)
+        asked_of = likelihood if question.in_parameters else constant
+        found = question.answer(asked_of, *data, *parts)
         return tf.concat([tf.reshape(x, [-1]) for x in found], 0)
 
     def body(number: tf.Tensor, index: tf.Tensor, arrays: tf.Tensor) -> list[tf.Tensor]:

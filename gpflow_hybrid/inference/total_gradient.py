@@ -47,6 +47,7 @@ from .common import (
 )
 from .newton import NewtonSystem, per_datum
 from .options import COLLAPSE
+from .own_parameters import in_parameters
 from .questions import CURVATURE, EXPECTATIONS, ROUGH_CURVATURE, Iteration, ratios
 from .reports import OWN_QUADRATURE_ERROR
 from .variational import Evaluation, assess, evaluate, newton, newton_direction, newton_system
@@ -249,7 +250,11 @@ def variational_inference(alpha: float) -> Method:
         solve=variational.solve,
         collapse=functools.partial(collapse, alpha),
         questions=(*questions, ratios(alpha)) if alpha > 0.0 else questions,
-        likelihood_value=functools.partial(likelihood_value, alpha),
+        in_parameters=in_parameters(
+            ("variational", alpha),
+            functools.partial(likelihood_value, alpha),
+            lambda on: on.in_parameters(alpha),
+        ),
         when_stalled=(
             "no step raises the ELBO any further. Either this is the limit of the arithmetic, and "
             "the sites can be used, or the expectations of the likelihood are not smooth: give its "

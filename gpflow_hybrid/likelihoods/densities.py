@@ -1,345 +1,39 @@
-"""``log p(y|f)`` of GPflow's likelihoods and its derivatives, in closed form, on NumPy's arrays.
-
-A :class:`Density` is a likelihood at observations, with the values of its parameters. Iterations on the
-host ask it without a graph; likelihoods that have none here are asked through TensorFlow.
-"""
+"""Which likelihoods have a :class:`~gpflow_hybrid.likelihoods.density.Density`: those of GPflow that are as
+GPflow made them, with parameters that are plain numbers. Others are asked through TensorFlow."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 import tensorflow_probability as tfp
 from gpflow import likelihoods as gpflow_likelihoods
 from gpflow.base import Parameter
 from gpflow.likelihoods import Likelihood
 from gpflow.likelihoods.utils import inv_probit
-from scipy import special
 
 from ..stand_ins import parameters_of
-from .log_cdf import log_cdf
-from .node_rules import PointDerivatives
-from .ordinal import FAR, Ordinal
+from .density import Array, Density, Expected, InParameter
+from .families import (
+    BetaDensity,
+    GammaDensity,
+    GaussianDensity,
+    HeteroskedasticDensity,
+    LogitDensity,
+    OrdinalDensity,
+    ProbitDensity,
+    SoftmaxDensity,
+    SqueezedProbitDensity,
+    StudentTDensity,
+    exponential,
+    poisson,
+)
+from .ordinal import Ordinal
 from .probit import ProbitBernoulli
 
-Array = npt.NDArray[Any]
-
-SQUEEZE = 1e-3
-"""GPflow's ``inv_probit`` keeps probabilities so far from 0 and 1."""
-
-ORDINAL_FLOOR = 1e-6
-"""What GPflow's ``Ordinal`` adds to a probability."""
-
-
-class InParameter(NamedTuple):
-    """Derivatives of ``log p`` and of ``∂log p/∂f`` in one parameter, shaped as these are."""
-
-    log_prob: Array
-    first: Array
-
-
-class Expected(NamedTuple):
-    """``E(m, v) = E_N(f; m, v)[log p]`` and its derivatives in closed form, ``[N, L]`` each."""
-
-    value: Array
-    m: Array
-    v: Array
-    mm: Array
-    mv: Array
-    vv: Array
-
-
-class Density:
-    """``log p(yₙ|fₙ)`` of some data, at nodes ``f [Q, N, L]``."""
-
-    is_scalar = True
-    """Whether every latent of a datum has a factor of its own."""
-
-    def at(self, f: Array, second: bool = True) -> PointDerivatives:
-        """``log p`` and its derivatives in f."""
-        raise NotImplementedError
-
-    def in_parameters(self, f: Array) -> list[InParameter]:
-        """In every parameter of the likelihood, in the order of its values."""
-        return []
-
-    def expected(self, m: Array, v: Array) -> Expected | None:
-        """Expectations in closed form, where GPflow has them."""
-        return None
-
-    def with_noise(self, variance: Array) -> tuple[Density, Callable[[Any], Any]] | None:
-        """``∫ N(f; a, k̃) p(y|f) df`` as a density of a, where it is one of the same kind.
-
-        Its derivatives in its own parameters are those in what the function that is returned with it takes
-        them to: ``(∂/∂k̃, ∂/∂ψ₁, …)`` from those of :meth:`in_parameters`. None where there is none.
-        """
-        return None
-
-
-def _scalar(log_prob: Array, first: Array, second: Array | None) -> PointDerivatives:
-    return PointDerivatives(log_prob, first, [] if second is None else [second])
-
-
-class LinearMinusExponential(Density):
-    """``log p = a f − c exp(s f) + b`` with ``s = ±1``: counts, waiting times, positive data."""
-
-    def __init__(self, a: Any, c: Any, s: float, b: Any) -> None:
-        self.a, self.c, self.s, self.b = a, c, s, b
-
-    def at(self, f: Array, second: bool = True) -> PointDerivatives:
-        e = self.c * np.exp(self.s * f)
-        return _scalar(self.a * f - e + self.b, self.a - self.s * e, -e if second else None)
-
-    def expected(self, m: Array, v: Array) -> Expected:
-        e = self.c * np.exp(self.s * m + 0.5 * v)
-        value = self.a * m - e + self.b
-        return Expected(value, self.a - self.s * e, -0.5 * e, -e, -0.5 * self.s * e, -0.25 * e)
-
-
-def poisson(y: Array, binsize: float) -> Density:
-    """Counts with rate ``binsize exp(f)``."""
-    return LinearMinusExponential(y, binsize, 1.0, y * np.log(binsize) - special.gammaln(y + 1.0))
-
-
-def exponential(y: Array) -> Density:
-    """Waiting times with mean ``exp(f)``."""
-    return LinearMinusExponential(-1.0, y, -1.0, 0.0)
-
-
-class GammaDensity(LinearMinusExponential):
-    """Positive data of shape k and scale ``exp(f)``."""
-
-    def __init__(self, y: Array, shape: Any) -> None:
-        log_y = np.log(y)
-        super().__init__(-shape, y, -1.0, (shape - 1.0) * log_y - special.gammaln(shape))
-        self.in_shape = log_y - special.digamma(shape)
-
-    def in_parameters(self, f: Array) -> list[InParameter]:
-        return [InParameter(self.in_shape - f, -np.ones_like(f))]
-
-
-class GaussianDensity(Density):
-    """``N(y; f, s)``, with s one number or one a datum."""
-
-    def __init__(self, y: Array, variance: Any) -> None:
-        self.y, self.variance = y, variance
-
-    def at(self, f: Array, second: bool = True) -> PointDerivatives:
-        s, r = self.variance, self.y - f
-        log_prob = -0.5 * (np.log(2.0 * np.pi * s) + r * r / s)
-        return _scalar(log_prob, r / s, np.broadcast_to(-1.0 / s, f.shape) if second else None)
-
-    def in_parameters(self, f: Array) -> list[InParameter]:
-        s, r = self.variance, self.y - f
-        return [InParameter(0.5 * (r * r / s - 1.0) / s, -r / (s * s))]
-
-    def expected(self, m: Array, v: Array) -> Expected:
-        s, r = self.variance, self.y - m
-        value = -0.5 * (np.log(2.0 * np.pi * s) + (r * r + v) / s)
-        zero, precision = np.zeros_like(m), np.broadcast_to(1.0 / s, m.shape)
-        return Expected(value, r / s, -0.5 * precision, -precision, zero, zero)
-
-    def with_noise(self, variance: Array) -> tuple[Density, Callable[[Any], Any]]:
-        return GaussianDensity(self.y, self.variance + variance), lambda d: [d[0], d[0]]
-
-
-class StudentTDensity(Density):
-    """Student's t with ν degrees of freedom and scale s around f."""
-
-    def __init__(self, y: Array, scale: Any, df: float) -> None:
-        self.y, self.scale, self.df = y, scale, df
-        self.constant = special.gammaln(0.5 * (df + 1.0)) - special.gammaln(0.5 * df)
-        self.constant = self.constant - 0.5 * np.log(np.pi * df) - np.log(scale)
-
-    def at(self, f: Array, second: bool = True) -> PointDerivatives:
-        r = f - self.y
-        r2, wide = r * r, self.df * self.scale * self.scale
-        weight = (self.df + 1.0) / (wide + r2)
-        log_prob = self.constant - 0.5 * (self.df + 1.0) * np.log1p(r2 / wide)
-        H = weight * (r2 - wide) / (wide + r2) if second else None
-        return _scalar(log_prob, -weight * r, H)
-
-    def in_parameters(self, f: Array) -> list[InParameter]:
-        r = f - self.y
-        r2, wide = r * r, self.df * self.scale * self.scale
-        weight = (self.df + 1.0) / (wide + r2)
-        return [
-            InParameter(
-                (weight * r2 - 1.0) / self.scale,
-                2.0 * weight * r * wide / (self.scale * (wide + r2)),
-            )
-        ]
-
-
-class ProbitDensity(Density):
-    """``Φ((2y − 1) f)``."""
-
-    def __init__(self, y: Array) -> None:
-        self.sign = 2.0 * y - 1.0
-
-    def at(self, f: Array, second: bool = True) -> PointDerivatives:
-        z = self.sign * f
-        H = log_cdf(z, 2) if second else None
-        return _scalar(log_cdf(z), self.sign * log_cdf(z, 1), H)
-
-
-class SqueezedProbitDensity(Density):
-    """GPflow's ``Bernoulli``: Φ squeezed into [0.001, 0.999], of ``κf`` with κ = 1, or less under noise."""
-
-    def __init__(self, y: Array, kappa: Any = 1.0) -> None:
-        self.sign, self.kappa = np.where(y == 1, 1.0, -1.0), kappa
-
-    def _slope(self, f: Array) -> tuple[Array, Array, Array]:
-        z = self.sign * self.kappa * f
-        p = special.ndtr(z) * (1.0 - 2.0 * SQUEEZE) + SQUEEZE
-        return z, p, (1.0 - 2.0 * SQUEEZE) * _gaussian(z) / p
-
-    def at(self, f: Array, second: bool = True) -> PointDerivatives:
-        z, p, h = self._slope(f)
-        H = -(self.kappa**2) * h * (z + h) if second else None
-        return _scalar(np.log(p), self.sign * self.kappa * h, H)
-
-    def in_parameters(self, f: Array) -> list[InParameter]:
-        """In κ, under noise; GPflow's has none."""
-        if np.ndim(self.kappa) == 0:
-            return []
-        z, _, h = self._slope(f)
-        return [InParameter(self.sign * f * h, self.sign * h * (1.0 - z * (z + h)))]
-
-    def with_noise(self, variance: Array) -> tuple[Density, Callable[[Any], Any]]:
-        kappa = 1.0 / np.sqrt(1.0 + variance)
-        density = SqueezedProbitDensity(0.5 * (self.sign + 1.0), kappa)
-        return density, lambda d: [-0.5 * kappa**3 * d[0]]
-
-
-class LogitDensity(Density):
-    """``1 / (1 + exp(−(2y − 1) f))``."""
-
-    def __init__(self, y: Array) -> None:
-        self.sign = np.where(y == 1, 1.0, -1.0)
-
-    def at(self, f: Array, second: bool = True) -> PointDerivatives:
-        z = self.sign * f
-        p = special.expit(-z)
-        return _scalar(-np.logaddexp(0.0, -z), self.sign * p, -p * (1.0 - p) if second else None)
-
-
-class BetaDensity(Density):
-    """Data in (0, 1) with mean ``μ = Φ(f)``, squeezed as by GPflow, and ``a = μs``, ``b = (1 − μ)s``."""
-
-    def __init__(self, y: Array, scale: Any) -> None:
-        y = np.clip(y, 1e-6, 1.0 - 1e-6)
-        self.log_y, self.log_1y, self.scale = np.log(y), np.log1p(-y), scale
-
-    def _mean(self, f: Array) -> tuple[Array, Array, Array]:
-        slope = (1.0 - 2.0 * SQUEEZE) * _gaussian(f)
-        mean = special.ndtr(f) * (1.0 - 2.0 * SQUEEZE) + SQUEEZE
-        return mean, slope, -f * slope
-
-    def at(self, f: Array, second: bool = True) -> PointDerivatives:
-        mean, slope, bend = self._mean(f)
-        s, a = self.scale, mean * self.scale
-        b = s - a
-        log_prob = (a - 1.0) * self.log_y + (b - 1.0) * self.log_1y - special.betaln(a, b)
-        in_mean = s * (self.log_y - self.log_1y - special.digamma(a) + special.digamma(b))
-        if not second:
-            return _scalar(log_prob, in_mean * slope, None)
-        curved = -s * s * (special.polygamma(1, a) + special.polygamma(1, b))
-        return _scalar(log_prob, in_mean * slope, curved * slope * slope + in_mean * bend)
-
-    def in_parameters(self, f: Array) -> list[InParameter]:
-        mean, slope, _ = self._mean(f)
-        s, a = self.scale, mean * self.scale
-        b = s - a
-        in_a, in_b = self.log_y - special.digamma(a), self.log_1y - special.digamma(b)
-        trigamma = special.polygamma
-        both = in_a - in_b + s * ((1.0 - mean) * trigamma(1, b) - mean * trigamma(1, a))
-        return [InParameter(mean * in_a + (1.0 - mean) * in_b + special.digamma(s), both * slope)]
-
-
-class OrdinalDensity(Density):
-    """``Φ((aₖ − f)/σ) − Φ((aₖ₋₁ − f)/σ)``, squeezed and with a floor as GPflow's; σ one number or one a
-    datum."""
-
-    def __init__(self, y: Array, edges: Array, sigma: Any) -> None:
-        level = y.astype(int)
-        self.level, self.edges, self.sigma = y, edges, sigma
-        self.upper = np.append(edges, np.inf)[level]
-        self.lower = np.append(-np.inf, edges)[level]
-
-    def _parts(self, f: Array) -> tuple[Array, ...]:
-        up, low = (np.clip((e - f) / self.sigma, -FAR, FAR) for e in (self.upper, self.lower))
-        scale = 1.0 - 2.0 * SQUEEZE
-        p = scale * (special.ndtr(up) - special.ndtr(low)) + ORDINAL_FLOOR
-        pu, pl = scale * _gaussian(up) / p, scale * _gaussian(low) / p
-        return up, low, p, pu, pl
-
-    def at(self, f: Array, second: bool = True) -> PointDerivatives:
-        up, low, p, pu, pl = self._parts(f)
-        g = (pl - pu) / self.sigma
-        H = (low * pl - up * pu) / self.sigma**2 - g * g if second else None
-        return _scalar(np.log(p), g, H)
-
-    def in_parameters(self, f: Array) -> list[InParameter]:
-        up, low, _, pu, pl = self._parts(f)
-        g = (pl - pu) / self.sigma
-        d = (low * pl - up * pu) / self.sigma
-        curved = (low * low * pl - up * up * pu) / self.sigma**2
-        return [InParameter(d, curved - g / self.sigma - g * d)]
-
-    def with_noise(self, variance: Array) -> tuple[Density, Callable[[Any], Any]]:
-        sigma = np.sqrt(self.sigma**2 + variance)
-        return OrdinalDensity(self.level, self.edges, sigma), lambda d: [
-            0.5 * d[0] / sigma,
-            self.sigma * d[0] / sigma,
-        ]
-
-
-class HeteroskedasticDensity(Density):
-    """``N(y; f₁, exp(f₂)²)``."""
-
-    is_scalar = False
-
-    def __init__(self, y: Array) -> None:
-        self.y = y[:, 0]
-
-    def at(self, f: Array, second: bool = True) -> PointDerivatives:
-        r, precision = self.y - f[..., 0], np.exp(-2.0 * f[..., 1])
-        a = r * precision
-        b = r * a
-        log_prob = -0.5 * (np.log(2.0 * np.pi) + b) - f[..., 1]
-        first = np.stack([a, b - 1.0], -1)
-        rows = [np.stack([-precision, -2.0 * a], -1), np.stack([-2.0 * a, -2.0 * b], -1)]
-        return PointDerivatives(log_prob, first, rows if second else [])
-
-
-class SoftmaxDensity(Density):
-    """``exp(f_y) / Σ exp(f)``."""
-
-    is_scalar = False
-
-    def __init__(self, y: Array, num_classes: int) -> None:
-        self.chosen = np.eye(num_classes)[y[:, 0].astype(int)]
-
-    def at(self, f: Array, second: bool = True) -> PointDerivatives:
-        log_p = f - special.logsumexp(f, axis=-1, keepdims=True)
-        p = np.exp(log_p)
-        rows = []
-        if second:
-            for k in range(p.shape[-1]):
-                row = p * p[..., k : k + 1]
-                row[..., k] -= p[..., k]
-                rows.append(row)
-        return PointDerivatives(np.sum(self.chosen * log_p, -1), self.chosen - p, rows)
-
-
-def _gaussian(z: Array) -> Array:
-    return np.exp(-0.5 * z * z) / np.sqrt(2.0 * np.pi)
-
+__all__ = ["Binding", "Density", "Expected", "InParameter", "density_of", "values_of"]
 
 Binding = Callable[..., Density]
 """A density from observations Y ``[N, P]`` and the values of the likelihood's parameters."""
@@ -347,33 +41,32 @@ Binding = Callable[..., Density]
 
 def density_of(likelihood: Likelihood) -> Binding | None:
     """How a likelihood becomes a :class:`Density`; None where it is not known here."""
-    L = gpflow_likelihoods
-    kind = type(likelihood)
+    kind, L = type(likelihood), gpflow_likelihoods
     values = parameters_of(likelihood)
     if any(not isinstance(p, Parameter) or p.shape != () for p in values):
         return None
     link = getattr(likelihood, "invlink", None)
+    if len(values) == 1:
+        if kind is L.Gaussian and likelihood.variance is values[0]:  # and not a scale
+            return GaussianDensity
+        if kind is L.StudentT:
+            return functools.partial(_student_t, df=float(likelihood.df))
+        if kind is L.Beta and link is inv_probit:
+            return BetaDensity
+        if kind is L.Gamma and link is tf.exp:
+            return GammaDensity
+        if kind is Ordinal:
+            return functools.partial(_ordinal, edges=np.asarray(likelihood.bin_edges, float))
+    if values:
+        return None
     if kind is ProbitBernoulli:
         return ProbitDensity
-    if kind is L.Gaussian and values:
-        if likelihood.variance is not None:
-            return GaussianDensity
-        return None  # of a scale
-    if kind is L.StudentT and len(values) == 1:
-        return functools.partial(_student_t, df=float(likelihood.df))
     if kind is L.Bernoulli and link in (inv_probit, tf.sigmoid):
         return SqueezedProbitDensity if link is inv_probit else LogitDensity
-    if kind is L.Beta and link is inv_probit and len(values) == 1:
-        return BetaDensity
-    if kind is Ordinal:
-        return functools.partial(_ordinal, edges=np.asarray(likelihood.bin_edges, float))
-    if link is tf.exp:
-        if kind is L.Poisson:
-            return functools.partial(poisson, binsize=float(likelihood.binsize))
-        if kind is L.Exponential:
-            return exponential
-        if kind is L.Gamma and len(values) == 1:
-            return GammaDensity
+    if kind is L.Poisson and link is tf.exp:
+        return functools.partial(poisson, binsize=float(likelihood.binsize))
+    if kind is L.Exponential and link is tf.exp:
+        return exponential
     if kind is L.Softmax:
         return functools.partial(SoftmaxDensity, num_classes=int(likelihood.num_classes))
     if kind is L.HeteroskedasticTFPConditional and _is_normal(likelihood):

@@ -7,12 +7,13 @@ of random ones.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from gpflow.base import TensorType
 from gpflow.likelihoods import Likelihood, MonteCarloLikelihood, ScalarLikelihood
 
+from ..namespaces import functions_of
 from .node_rules import expectation_gradients_by, own_rule, point_derivatives
 from .nodes import NUM_NODES, covering_nodes, fixed_nodes, log_prob_at, weighted_mean
 
@@ -29,15 +30,27 @@ def variational_expectations(
     return weighted_mean(log_weights, log_prob_at(likelihood, nodes, X, Y))
 
 
-def independent_expectations(
-    likelihood: Likelihood, X: TensorType, Fmu: tf.Tensor, Fvar: tf.Tensor, Y: TensorType
-) -> tf.Tensor | None:
-    """``E_q[log p]`` by a rule of this module where the likelihood uses its own quadrature, else None."""
-    if not isinstance(likelihood, ScalarLikelihood):
-        return None
-    if type(likelihood)._variational_expectations is not ScalarLikelihood._variational_expectations:
-        return None
-    return _scalar_expectations(likelihood, X, Fmu, Fvar, Y)
+def has_independent_rule(likelihood: Likelihood) -> bool:
+    """Whether the likelihood's own quadrature can be checked by another rule for one latent."""
+    return isinstance(likelihood, ScalarLikelihood) and (
+        type(likelihood)._variational_expectations is ScalarLikelihood._variational_expectations
+    )
+
+
+def quadrature_error(E: ExpectationGradients, mm: Any, other_mean: Any, v: Any) -> Any:
+    """How far expectations are from exact, in units of the posterior, ``v`` and ``√v``, by two symptoms.
+
+    Exact ones obey the heat equation ``∂²E/∂m² = 2 ∂E/∂v``, and their slope ``∂E/∂m`` is that of another
+    rule.
+
+    :param mm: ``∂²E/∂m²``, ``[N, L]``.
+    :param other_mean: ``∂E/∂m`` by another rule, or None.
+    """
+    xp = functions_of(v)
+    heat = xp.max(xp.abs(mm - 2.0 * E.variance) * v)
+    if other_mean is None:
+        return heat
+    return xp.maximum(heat, xp.max(xp.abs(E.mean - other_mean) * xp.sqrt(v)))
 
 
 def _scalar_expectations(

@@ -12,6 +12,7 @@ with ``ℓ = log p``, weights w and ``π ∝ w exp(αℓ)``,
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ import tensorflow as tf
 from gpflow.likelihoods import Likelihood, MultiClass, ScalarLikelihood
 from gpflow.quadrature import hermgauss
 
-from .densities import Array, Density
+from .density import Array, Density
 from .node_rules import PointDerivatives, point_derivatives
 from .nodes import hermite_product, mirrored_points
 
@@ -101,6 +102,10 @@ class Projected:
         """Cotangents from those of ``log p̃`` and ``∂log p̃/∂a`` at nodes."""
         raise NotImplementedError
 
+    def inner_error(self, a: Array) -> float:
+        """The largest error of ``log p̃`` at ``a [N, L]`` by a sum over nodes; none in closed form."""
+        return 0.0
+
 
 class ClosedForm(Projected):
     """Where noise makes a density of the same kind."""
@@ -151,6 +156,15 @@ class ByNodes(Projected):
         value = (np.log(total) + largest) / self.alpha
         pi = pi if log_prob.ndim == 4 else pi[..., None]
         return first, rows, pi, value, np.sum(pi * first, axis=0)
+
+    def inner_error(self, a: Array) -> float:
+        if len(self.z) != NUM_INNER:
+            return 0.0
+        between = copy.copy(self)  # the trapezoidal rule with nodes halfway between these
+        between.z = self.z + 0.5 * (self.z[1] - self.z[0])
+        between.log_weights = normalised(-0.5 * between.z[:, 0] ** 2)
+        values = [rule.at(a[None], False).log_prob for rule in (self, between)]
+        return float(np.max(np.abs(values[0] - values[1])))
 
     def at(self, a: Array, second: bool = True) -> PointDerivatives:
         first, rows, pi, value, g = self._inner(a, second)
@@ -238,6 +252,11 @@ class Largest(Projected):
         return Pulled(in_variance, others)
 
 
+def normalised(log_weights: Array) -> Array:
+    """Such that the weights add up to one."""
+    return log_weights - np.log(np.sum(np.exp(log_weights)))
+
+
 @functools.cache
 def inner_rule(num_latent: int) -> tuple[Array, Array]:
     """Nodes ``z [I, L]`` and log weights of N(0, I).
@@ -247,8 +266,7 @@ def inner_rule(num_latent: int) -> tuple[Array, Array]:
     """
     if num_latent == 1:
         z = np.linspace(-REACH, REACH, NUM_INNER)
-        weights = np.exp(-0.5 * z * z)
-        return z[:, None], np.log(weights / weights.sum())
+        return z[:, None], normalised(-0.5 * z * z)
     if num_latent in NUM_INNER_COUPLED:
         return hermite_product(num_latent, NUM_INNER_COUPLED[num_latent])
     return mirrored_points(num_latent, NUM_INNER_POINTS)

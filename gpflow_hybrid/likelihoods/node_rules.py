@@ -14,13 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 from gpflow.likelihoods import Likelihood, MonteCarloLikelihood, ScalarLikelihood
 from gpflow.likelihoods.base import QuadratureLikelihood
 from gpflow.quadrature import NDiagGHQuadrature
 
 from ..namespaces import functions_of
-from .nodes import NUM_NODES, covering_nodes, fixed_nodes, log_prob_at
+from .nodes import log_prob_at, standard_covering_rule, standard_normal_points
 
 _OWN_QUADRATURE = ("_variational_expectations", "_quadrature_log_prob", "_quadrature_reduction")
 
@@ -28,8 +29,8 @@ _OWN_QUADRATURE = ("_variational_expectations", "_quadrature_log_prob", "_quadra
 class NodeRule(NamedTuple):
     """Nodes ``z [Q, L]`` of N(0, I) and weights ``[Q]``; one of a scalar likelihood serves every latent."""
 
-    z: tf.Tensor
-    weights: tf.Tensor
+    z: Any
+    weights: Any
 
 
 class PointDerivatives(NamedTuple):
@@ -41,24 +42,33 @@ class PointDerivatives(NamedTuple):
 
 
 def own_rule(likelihood: Likelihood, num_latent: int, dtype: tf.DType) -> NodeRule | None:
-    """The rule by which a likelihood's ``E_q[log p]`` is computed; None where it is not by nodes."""
-    one = tf.ones([1, num_latent], dtype)
+    """The rule by which a likelihood's ``E_q[log p]`` is computed, as arrays; None if not by nodes."""
+    kind = dtype.as_numpy_dtype
     if isinstance(likelihood, MonteCarloLikelihood):
         if isinstance(likelihood, ScalarLikelihood):
-            z, log_weights = covering_nodes(
-                0.0 * one[:, :1], one[:, :1], 0.0 * one[:, :1], one[:, :1], NUM_NODES[1]
-            )
-        else:
-            z, log_weights = fixed_nodes(0.0 * one, one)
-        return NodeRule(z[:, 0], tf.exp(tf.reshape(log_weights, [-1])))
+            return independent_rule(kind)
+        z, log_weights = standard_normal_points(num_latent)
+        return NodeRule(z.astype(kind), np.exp(log_weights).astype(kind))
     if not isinstance(likelihood, QuadratureLikelihood):
         return None
     base = ScalarLikelihood if isinstance(likelihood, ScalarLikelihood) else QuadratureLikelihood
     is_own = all(getattr(type(likelihood), n) is getattr(base, n) for n in _OWN_QUADRATURE)
     if not is_own or type(likelihood.quadrature) is not NDiagGHQuadrature:
         return None
-    Z, dZ = likelihood.quadrature.Z, likelihood.quadrature.dZ
-    return NodeRule(tf.cast(Z, dtype), tf.cast(dZ[:, 0], dtype))
+    Z, dZ = (tf.get_static_value(x) for x in (likelihood.quadrature.Z, likelihood.quadrature.dZ))
+    return None if Z is None else NodeRule(Z.astype(kind), dZ[:, 0].astype(kind))
+
+
+def gauss_hermite_rule(num: int) -> NodeRule:
+    """For one latent; exact for polynomials of degree ``2 num − 1``."""
+    z, weights = np.polynomial.hermite_e.hermegauss(num)
+    return NodeRule(z[:, None], weights / np.sum(weights))
+
+
+def independent_rule(dtype: Any) -> NodeRule:
+    """A fine rule for one latent, whatever the likelihood's own may be."""
+    z, weights = standard_covering_rule()
+    return NodeRule(z[:, None].astype(dtype), weights.astype(dtype))
 
 
 def point_derivatives(
@@ -92,37 +102,42 @@ AtNodes = Callable[[Any, bool], PointDerivatives]
 def expectation_gradients_by(rule: NodeRule, at_nodes: AtNodes, m: Any, v: Any) -> tuple[Any, ...]:
     """``E [N]``, ``E_m`` and ``E_v`` ``[N, L]``; an outer tape may differentiate once more."""
     xp = functions_of(m)
-    z, s = rule.z[:, None, :], xp.sqrt(v)
-    at = at_nodes(m + s * z, False)
+    w, z, s = rule.weights[:, None], rule.z, xp.sqrt(v)
+    at = at_nodes(m + xp.spread(z[:, None], s), False)
     value = xp.tensordot(rule.weights, at.log_prob, 1)
     value = xp.sum(value, -1) if len(at.log_prob.shape) == 3 else value
-    d_variance = xp.tensordot(rule.weights, at.first * z, 1) / (2.0 * s)
-    return value, xp.tensordot(rule.weights, at.first, 1), d_variance
+    E_m, scaled = _sums([w + 0.0 * z, w * z], at.first)
+    return value, E_m, scaled / (2.0 * s)
 
 
 def curvature_by(rule: NodeRule, at_nodes: AtNodes, m: Any, v: Any) -> tuple[Any, ...]:
     """``E_mm``, ``E_mv``, ``E_vm`` and ``E_vv``, ``[N, L, L]``."""
     xp = functions_of(m)
-
-    def total(weights: Any, values: Any) -> Any:
-        return xp.tensordot(weights, values, 1)
-
-    w, z, s = rule.weights, rule.z[:, None, :], xp.sqrt(v)
-    at = at_nodes(m + s * z, True)
-    own = -total(w, at.first * z) / (4.0 * s * v)
+    w, z, s = rule.weights[:, None], rule.z, xp.sqrt(v)
+    at = at_nodes(m + xp.spread(z[:, None], s), True)
+    own = -_sums([w * z], at.first)[0] / (4.0 * s * v)
     if len(at.log_prob.shape) == 3:
-        (H,) = at.second
-        mv = diagonal(total(w, H * z) / (2.0 * s))
-        vv = total(w, H * z * z) / (4.0 * v) + own
-        return diagonal(total(w, H)), mv, mv, diagonal(vv)
-    mm, mv, vv = [], [], []
-    for k, row in enumerate(at.second):  # [Q, N, L]
-        scaled = row * z
-        mm.append(total(w, row))
-        mv.append(total(w, scaled) / (2.0 * s))
-        vv.append(total(w * rule.z[:, k], scaled) / (4.0 * s[:, k : k + 1] * s))
-    E_mm, E_mv, E_vv = (xp.stack(rows, axis=1) for rows in (mm, mv, vv))
-    return E_mm, E_mv, xp.swapped(E_mv), E_vv + diagonal(own)
+        mm, mv, vv = _sums([w + 0.0 * z, w * z, w * z * z], at.second[0])
+        E_mv = diagonal(mv / (2.0 * s))
+        return diagonal(mm), E_mv, E_mv, diagonal(vv / (4.0 * v) + own)
+    rows = [
+        _sums([w + 0.0 * z, w * z, w * z * z[:, k : k + 1]], row) for k, row in enumerate(at.second)
+    ]
+    mm, mv, vv = (xp.stack(x, axis=1) for x in zip(*rows, strict=True))
+    E_mv = mv / (2.0 * s[:, None, :])
+    E_vv = vv / (4.0 * s[:, :, None] * s[:, None, :])
+    return mm, E_mv, xp.swapped(E_mv), E_vv + diagonal(own)
+
+
+def _sums(weights: list[Any], x: Any) -> list[Any]:
+    """``Σ_q w_q x_q``, ``[N, L]``, for each of several w ``[Q, L]`` or ``[Q, 1]`` and x ``[Q, N, L]``.
+
+    Arrays as they come from their nodes are not copied for it.
+    """
+    xp = functions_of(x)
+    by_latent = np.stack([w.T for w in weights], 1)  # [L, R, Q]
+    found = xp.matmul(by_latent, xp.transpose(x, (2, 0, 1)))  # [L, R, N]
+    return [xp.transpose(found[:, r]) for r in range(len(weights))]
 
 
 def diagonal(x: Any) -> Any:

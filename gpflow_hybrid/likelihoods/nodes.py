@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 import scipy.stats
 import tensorflow as tf
 from gpflow.base import AnyNDArray, TensorType
 from gpflow.likelihoods import Likelihood, ScalarLikelihood
+
+from ..namespaces import functions_of
 
 NUM_NODES = {1: 121, 2: 41}
 """Nodes per latent of the quadrature that covers q and cavity."""
@@ -63,30 +66,40 @@ def log_prob_and_weights(
 
 
 def covering_nodes(
-    Fmu: tf.Tensor, Fvar: tf.Tensor, cavity_mean: tf.Tensor, cavity_variance: tf.Tensor, num: int
-) -> tuple[tf.Tensor, tf.Tensor]:
+    Fmu: Any, Fvar: Any, cavity_mean: Any, cavity_variance: Any, num: int
+) -> tuple[Any, Any]:
     """Nodes ``[num, N, L]`` and log weights of q that also resolve the cavity, which may be much wider.
 
     ``f = m + √v sinh(u)`` with the trapezoidal rule in u: spacing grows from q's scale to the
     cavity's, and the rule converges exponentially for integrands that decay at both ends.
     """
-    s = tf.sqrt(Fvar)
-    reach = (tf.abs(cavity_mean - Fmu) + WINDOW * tf.sqrt(cavity_variance)) / s
-    end = tf.asinh(tf.maximum(reach, WINDOW))
-    u = tf.reshape(tf.linspace(-tf.ones((), s.dtype), 1.0, num), [num, 1, 1]) * end
-    u = tf.stop_gradient(u)
-    z = tf.sinh(u)
-    log_weights = -0.5 * tf.square(z) + tf.math.log(tf.cosh(u))
-    return Fmu + s * z, log_weights - tf.reduce_logsumexp(log_weights, 0, keepdims=True)
+    xp = functions_of(Fmu)
+    s = xp.sqrt(Fvar)
+    reach = (xp.abs(cavity_mean - Fmu) + WINDOW * xp.sqrt(cavity_variance)) / s
+    end = xp.asinh(xp.maximum(reach, WINDOW))
+    steps = xp.asarray(np.linspace(-1.0, 1.0, num)[:, None, None], dtype=s.dtype)
+    u = xp.stop_gradient(xp.spread(steps, end))
+    z = xp.sinh(u)
+    log_weights = -0.5 * z * z + xp.log(xp.cosh(u))
+    return Fmu + s * z, log_weights - log_sum_exp(log_weights)
 
 
-def product_rule(nodes: tf.Tensor, log_weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+@functools.cache
+def standard_covering_rule() -> tuple[AnyNDArray, AnyNDArray]:
+    """The same for N(0, 1) alone: nodes and weights ``[num]``."""
+    zero, one = np.zeros((1, 1)), np.ones((1, 1))
+    z, log_weights = covering_nodes(zero, one, zero, one, NUM_NODES[1])
+    return z[:, 0, 0], np.exp(log_weights[:, 0, 0])
+
+
+def product_rule(nodes: Any, log_weights: Any) -> tuple[Any, Any]:
     """The product rule of two one-dimensional ones, ``[Q, N, 2] → [Q², N, 2], [Q², N]``."""
+    xp = functions_of(nodes)
     Q = nodes.shape[0]
     i, j = (np.ravel(a) for a in np.meshgrid(np.arange(Q), np.arange(Q), indexing="ij"))
-    pair = [tf.gather(nodes[..., 0], i), tf.gather(nodes[..., 1], j)]
-    weight = tf.gather(log_weights[..., 0], i) + tf.gather(log_weights[..., 1], j)
-    return tf.stack(pair, -1), weight
+    pair = [xp.rows(nodes[..., 0], i), xp.rows(nodes[..., 1], j)]
+    weight = xp.rows(log_weights[..., 0], i) + xp.rows(log_weights[..., 1], j)
+    return xp.latents(pair), weight
 
 
 @functools.cache
@@ -106,7 +119,7 @@ def mirrored_points(num_latent: int, num: int) -> tuple[AnyNDArray, AnyNDArray]:
     # Odd moments are exact.
     points = np.concatenate([half, -half])
     points = points / np.sqrt(np.mean(points**2, axis=0))
-    return points, np.full(len(points), -np.log(len(points)))
+    return np.asfortranarray(points), np.full(len(points), -np.log(len(points)))
 
 
 def hermite_product(num_latent: int, num: int) -> tuple[AnyNDArray, AnyNDArray]:
@@ -114,14 +127,15 @@ def hermite_product(num_latent: int, num: int) -> tuple[AnyNDArray, AnyNDArray]:
     x, w = np.polynomial.hermite_e.hermegauss(num)
     points = np.stack(np.meshgrid(*[x] * num_latent, indexing="ij"), -1)
     weights = functools.reduce(np.multiply.outer, [w / w.sum()] * num_latent)
-    return points.reshape(-1, num_latent), np.log(weights.ravel())
+    return np.asfortranarray(points.reshape(-1, num_latent)), np.log(weights.ravel())
 
 
-def fixed_nodes(Fmu: tf.Tensor, Fvar: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def fixed_nodes(Fmu: Any, Fvar: Any) -> tuple[Any, Any]:
     """A fixed rule for q: nodes ``[Q, N, L]`` and log weights ``[Q, 1]``."""
+    xp = functions_of(Fmu)
     points, log_weights = standard_normal_points(int(Fmu.shape[-1]))
-    z = tf.constant(points[:, None, :], Fmu.dtype)
-    return Fmu + tf.sqrt(Fvar) * z, tf.constant(log_weights[:, None], Fmu.dtype)
+    z = xp.asarray(points[:, None, :], dtype=Fmu.dtype)
+    return Fmu + xp.spread(z, xp.sqrt(Fvar)), xp.asarray(log_weights[:, None], dtype=Fmu.dtype)
 
 
 def weighted_mean(log_weights: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
@@ -129,22 +143,36 @@ def weighted_mean(log_weights: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(tf.exp(log_weights) * values, 0)
 
 
-def mean_and_power_mean(
-    log_weights: tf.Tensor, h: tf.Tensor, alpha: float
-) -> tuple[tf.Tensor, tf.Tensor]:
+def log_sum_exp(x: Any) -> Any:
+    """``log Σ_j exp x_j`` over the leading axis."""
+    return normalised(x)[1]
+
+
+def normalised(x: Any) -> tuple[Any, Any]:
+    """``exp(x_j) / Σ exp x`` over the leading axis, and ``log Σ exp x``."""
+    xp = functions_of(x)
+    largest = xp.stop_gradient(xp.max(x, 0))
+    largest = xp.where(xp.isfinite(largest), largest, 0.0)
+    weights = xp.exp(x - largest)
+    total = xp.sum(weights, 0)
+    return weights / total, xp.log(total) + largest
+
+
+def mean_and_power_mean(log_weights: Any, h: Any, alpha: float) -> tuple[Any, Any]:
     """``h̄ = Σ_j w_j h_j`` and ``(1/α) log Σ_j w_j exp(αh_j) ≥ h̄``, well conditioned as α → 0."""
-    weights = tf.exp(log_weights)
-    h_bar = tf.reduce_sum(weights * h, 0)
+    xp = functions_of(h)
+    weights = xp.exp(log_weights)
+    h_bar = xp.sum(weights * h, 0)
     u = alpha * (h - h_bar)
-    direct = tf.reduce_logsumexp(log_weights + alpha * h, 0) / alpha
+    direct = log_sum_exp(log_weights + alpha * h) / alpha
     # Near h̄: log1p of Σ w (eᵘ − 1), each term without cancellation. Elsewhere h̄ may be so large that
     # a difference from it has no digits left.
-    small = tf.abs(u) < 1.0
-    terms = tf.where(
+    small = xp.abs(u) < 1.0
+    terms = xp.where(
         small,
-        weights * tf.math.expm1(tf.where(small, u, tf.zeros_like(u))),
-        tf.exp(tf.minimum(log_weights + u, 1.0)) - weights,
+        weights * xp.expm1(xp.where(small, u, 0.0)),
+        xp.exp(xp.minimum(log_weights + u, 1.0)) - weights,
     )
     near = alpha * (direct - h_bar) < 0.5
-    total = tf.where(near, tf.reduce_sum(terms, 0), tf.zeros_like(direct))
-    return h_bar, tf.where(near, h_bar + tf.math.log1p(total) / alpha, direct)
+    total = xp.where(near, xp.sum(terms, 0), 0.0)
+    return h_bar, xp.where(near, h_bar + xp.log1p(total) / alpha, direct)

@@ -2,80 +2,237 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
-from gpflow.likelihoods import Likelihood, Softmax
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+from gpflow.likelihoods import Likelihood, ScalarLikelihood
 
+from .. import tuning
 from .curvature import Curvature, curvature
-from .expectations import ExpectationGradients
-from .ratio_gradients import RatioGradients, closed_ratio_gradients
-from .softmax import SoftmaxOnArrays
+from .densities import Binding, density_of
+from .density import Density
+from .expectations import ExpectationGradients, has_independent_rule, quadrature_error
+from .node_rules import (
+    NodeRule,
+    curvature_by,
+    diagonal,
+    expectation_gradients_by,
+    gauss_hermite_rule,
+    independent_rule,
+    own_rule,
+)
+from .nodes import NUM_NODES
+from .ratio_gradients import (
+    ParameterGradients,
+    RatioGradients,
+    closed_ratio_gradients,
+    ratio_gradients_by,
+    tilting,
+)
+from .ratios import cavity, covering_rule, covering_size
 
-SMALLEST_POWER = 0.01
-"""Power below which ``(1/α) log Σ w exp(αh)`` loses more digits than it may without further care."""
+Array = npt.NDArray[Any]
 
 
-class OnArrays(Protocol):
-    """What inference asks, from X, Y and arrays ``[N, L]``."""
+class Observations(NamedTuple):
+    """Data as arrays, and the values of the likelihood's parameters."""
 
-    def expectations(self, X: Any, Y: Any, m: Any, v: Any) -> ExpectationGradients:
+    X: Array
+    Y: Array
+    values: Sequence[Array] = ()
+
+
+class OnArrays:
+    """What inference asks of a likelihood with a density, from :class:`Observations` and arrays ``[N, L]``.
+
+    It holds no reference to the likelihood: graphs that hold it would keep that alive.
+    """
+
+    def __init__(self, likelihood: Likelihood, bind: Binding | None, rule: NodeRule | None) -> None:
+        self._kind = type(likelihood)
+        self._bind = bind
+        # Where expectations are closed, they are polynomials in f times a function of a parameter, of
+        # the second degree at most: three nodes integrate their derivatives in it.
+        z, weights = rule or gauss_hermite_rule(3)
+        self._rule = NodeRule(np.asfortranarray(z), weights)
+        self._has_independent_rule = has_independent_rule(likelihood)
+
+    def _density(self, data: Observations, dtype: Any) -> Density:
+        assert self._bind is not None
+        return self._bind(data.Y.astype(dtype), *data.values)
+
+    def expectations(self, data: Observations, m: Array, v: Array) -> ExpectationGradients:
         """``E_q[log p]`` and its derivatives in m and v."""
 
-    def curvature(self, X: Any, Y: Any, m: Any, v: Any, g2: Any, rough: bool = False) -> Curvature:
+        def of_some(data: Observations, m: Array, v: Array) -> tuple[Array, ...]:
+            density = self._density(data, m.dtype)
+            closed = density.expected(m, v)
+            if closed is not None:
+                return np.sum(closed.value, -1), closed.m, closed.v
+            return expectation_gradients_by(self._rule, density.at, m, v)
+
+        return ExpectationGradients(*_in_chunks(of_some, len(self._rule.z), data, m, v))
+
+    def curvature(
+        self, data: Observations, m: Array, v: Array, g2: Array, rough: bool = False
+    ) -> Curvature:
         """Its second derivatives."""
+
+        def of_some(data: Observations, m: Array, v: Array) -> tuple[Array, ...]:
+            density = self._density(data, m.dtype)
+            closed = density.expected(m, v)
+            if closed is not None:
+                mm, mv, vv = (diagonal(x) for x in (closed.mm, closed.mv, closed.vv))
+                return mm, mv, mv, vv
+            return curvature_by(self._rule, density.at, m, v)
+
+        return Curvature(*_in_chunks(of_some, len(self._rule.z), data, m, v))
 
     def ratios(self, alpha: float) -> Callable[..., RatioGradients] | None:
         """``Σ (1/α) log E_q[(p/t)^α]`` and its derivatives, from m, v, λ₁ and λ₂; None for some powers."""
+        if self._bind is None:
+            return None
+
+        def of_some(data: Observations, *arguments: Array) -> RatioGradients:
+            m, v, lambda_1, lambda_2 = arguments
+            density = self._density(data, m.dtype)
+
+            def log_expected(M: Array, V: Array) -> tuple[Array, Array, Array] | None:
+                found = density.expected_power(M, V, alpha)
+                return None if found is None else found[:3]
+
+            closed = closed_ratio_gradients(log_expected, arguments, alpha)
+            if closed is not None:
+                return closed
+            rule = covering_rule(self._kind, m, v, cavity(m, v, lambda_1, lambda_2, alpha))
+            E = self.expectations(data, m, v) if alpha < 1.0 else None
+            return ratio_gradients_by(rule, density.at(rule[0], False), arguments, alpha, E)
+
+        return lambda data, *arrays: RatioGradients(
+            *_in_chunks(of_some, covering_size(self._kind, arrays[0].shape[1]), data, *arrays)
+        )
+
+    def in_parameters(self, alpha: float) -> Callable[..., ParameterGradients]:
+        """The derivatives of ``Σ ℓ_α + wᵀρ`` in the likelihood's parameters, from m, v, λ and w.
+
+        ``Σ π ∂log p`` with the tilted weights π, and ``w_a ∂E_m − 2 w_b ∂E_v`` for the residual; those of
+        ``Σ E`` alone where a cavity or w does not exist and the ELBO stands in.
+        """
+
+        def answer(data: Observations, *arrays: Array) -> ParameterGradients:
+            _, v, _, lambda_2, *weights = arrays
+            exists = (alpha * lambda_2 * v < 1.0).all() and np.isfinite(weights).all()
+            power = alpha if exists else 0.0
+
+            def of_some(data: Observations, *arrays: Array) -> list[Any]:
+                return self._in_parameters(power, data, *arrays)
+
+            num_nodes = covering_size(self._kind, v.shape[1])
+            found = _in_chunks(of_some, num_nodes, data, *arrays)
+            return ParameterGradients(np.array(found, v.dtype))
+
+        return answer
+
+    def _in_parameters(
+        self, alpha: float, data: Observations, m: Array, v: Array, *sites_and_weights: Array
+    ) -> list[Any]:
+        lambda_1, lambda_2, wa, wb = sites_and_weights
+        density = self._density(data, m.dtype)
+        z, s = self._rule.z[:, None], np.sqrt(v)
+        own = self._rule.weights[:, None, None]
+        of_expectations = density.in_parameters(m + s * z)
+        if alpha == 0.0:
+            return [np.sum(own * d.log_prob) for d in of_expectations]
+        in_residual = [np.sum(own * (wa - wb * z / s) * d.first) for d in of_expectations]
+        cav = cavity(m, v, lambda_1, lambda_2, alpha)
+        closed = density.expected_power(cav.mean, cav.variance, alpha)
+        if closed is not None:
+            return [x + np.sum(d) for x, d in zip(in_residual, closed.parameters, strict=True)]
+        nodes, log_weights = covering_rule(self._kind, m, v, cav)
+        log_prob = density.at(nodes, False).log_prob
+        tilted = tilting(nodes, log_weights, log_prob, lambda_1, lambda_2, alpha)
+        return [
+            x
+            + np.sum(tilted.weights * np.where(tilted.finite, d.log_prob, 0.0))
+            + (1.0 - alpha) * np.sum(own * own_d.log_prob)
+            for x, d, own_d in zip(
+                in_residual, density.in_parameters(nodes), of_expectations, strict=True
+            )
+        ]
+
+    def quadrature_error(self, data: Observations, m: Array, v: Array) -> Any:
+        """How far the likelihood's own expectations are from exact, in units of the posterior."""
+        E = self.expectations(data, m, v)
+        mm = np.einsum("nll->nl", self.curvature(data, m, v, -2.0 * E.variance).mm)
+        if not self._has_independent_rule:
+            return quadrature_error(E, mm, None, v)
+
+        def of_some(data: Observations, m: Array, v: Array) -> tuple[Array, ...]:
+            rule = independent_rule(m.dtype)
+            return expectation_gradients_by(rule, self._density(data, m.dtype).at, m, v)
+
+        _, slope, _ = _in_chunks(of_some, NUM_NODES[1], data, m, v)
+        return quadrature_error(E, mm, slope, v)
 
 
-class _Declared:
-    """A likelihood whose class says that it works on arrays."""
+class _Declared(OnArrays):
+    """A likelihood without parameters whose class says that its methods work on arrays."""
 
     def __init__(self, likelihood: Likelihood) -> None:
-        self.likelihood = likelihood
+        super().__init__(likelihood, density_of(likelihood), None)
+        self._likelihood = likelihood
 
-    def expectations(self, X: Any, Y: Any, m: Any, v: Any) -> ExpectationGradients:
-        return ExpectationGradients(*self.likelihood.expectation_derivatives(X, m, v, Y))
+    def expectations(self, data: Observations, m: Array, v: Array) -> ExpectationGradients:
+        return ExpectationGradients(*self._likelihood.expectation_derivatives(data.X, m, v, data.Y))
 
-    def curvature(self, X: Any, Y: Any, m: Any, v: Any, g2: Any, rough: bool = False) -> Curvature:
-        return curvature(self.likelihood, X, Y, m, v, g2, rough=rough)
-
-    def ratios(self, alpha: float) -> Callable[..., RatioGradients] | None:
-        def closed(X: Any, Y: Any, m: Any, v: Any, *sites: Any) -> RatioGradients:
-            return closed_ratio_gradients(self.likelihood, X, m, v, Y, *sites)
-
-        return closed if alpha == 1.0 else None
-
-
-class _Softmax:
-    """GPflow's ``Softmax``, which has no parameters."""
-
-    def __init__(self, num_classes: int) -> None:
-        self.rule = SoftmaxOnArrays(num_classes)
-
-    def expectations(self, X: Any, Y: Any, m: Any, v: Any) -> ExpectationGradients:
-        return ExpectationGradients(*self.rule.expectations(X, Y, m, v))
-
-    def curvature(self, X: Any, Y: Any, m: Any, v: Any, g2: Any, rough: bool = False) -> Curvature:
-        return Curvature(*self.rule.curvature(X, Y, m, v, g2))
+    def curvature(
+        self, data: Observations, m: Array, v: Array, g2: Array, rough: bool = False
+    ) -> Curvature:
+        return curvature(self._likelihood, data.X, data.Y, m, v, g2, rough=rough)
 
     def ratios(self, alpha: float) -> Callable[..., RatioGradients] | None:
-        def by_nodes(*arguments: Any) -> RatioGradients:
-            return RatioGradients(*self.rule.ratio_gradients(alpha, *arguments))
+        def closed(data: Observations, *arguments: Array) -> Any:
+            def log_expected(M: Array, V: Array) -> tuple[Array, Array, Array]:
+                return self._likelihood.log_expected_derivatives(data.X, M, V, data.Y)
 
-        return by_nodes if alpha >= SMALLEST_POWER else None
+            return closed_ratio_gradients(log_expected, arguments)
+
+        return closed if alpha == 1.0 else super().ratios(alpha)
 
 
-_softmax = functools.cache(_Softmax)
+def _in_chunks(
+    function: Callable[..., Iterable[Any]], num_nodes: int, data: Observations, *arrays: Array
+) -> list[Any]:
+    """``function`` of a few data at a time, so that their nodes stay in a core's cache: what it returns of
+    them side by side, or summed where it is a number."""
+    N, L = arrays[0].shape
+    size = max(1, tuning.QUADRATURE_ELEMENTS // (num_nodes * L))
+    parts = []
+    for start in range(0, N, size):
+        rows = slice(start, start + size)
+        some = Observations(data.X[rows], data.Y[rows], data.values)
+        # Nodes are fast in memory, latents slow, as in all that is made of nodes.
+        parts.append(function(some, *(np.asfortranarray(x[rows]) for x in arrays)))
+    dtype = arrays[0].dtype
+    return [
+        np.concatenate(x).astype(dtype, copy=False) if np.ndim(x[0]) else sum(x)
+        for x in zip(*parts, strict=True)
+    ]
 
 
 def on_arrays(likelihood: Likelihood) -> OnArrays | None:
     """How a likelihood answers on arrays, if it can."""
-    if type(likelihood) is Softmax:
-        return _softmax(int(likelihood.latent_dim or 0))
-    return _Declared(likelihood) if works_on_arrays(likelihood) else None
+    if works_on_arrays(likelihood):
+        return _Declared(likelihood)
+    bind = density_of(likelihood)
+    if bind is None or hasattr(likelihood, "expectation_derivatives"):
+        return None
+    rule = own_rule(likelihood, likelihood.latent_dim or 1, tf.float64)
+    is_closed = isinstance(likelihood, ScalarLikelihood) and not has_independent_rule(likelihood)
+    return OnArrays(likelihood, bind, rule) if rule or is_closed else None
 
 
 _ASKED = ("expectation_derivatives", "expectation_curvature", "log_expected_derivatives")

@@ -15,9 +15,9 @@ from .log_cdf import log_cdf
 from .probit_integrals import (
     expected_log_cdf,
     high_moments,
-    log_expected_cdf_power,
     low_moments,
 )
+from .probit_powers import log_expected_cdf_power
 
 
 class ProbitBernoulli(ScalarLikelihood):

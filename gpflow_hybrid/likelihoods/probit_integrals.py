@@ -1,4 +1,4 @@
-"""Gaussian integrals of ``log Φ`` and ``Φᵅ`` to near machine precision.
+"""Gaussian integrals of ``log Φ`` to near machine precision; those of ``Φᵅ`` are in ``probit_powers``.
 
 Gauss–Hermite quadrature misses the bend of ``log Φ`` at 0 once the marginal variance is large (20
 points are 3.4 nats off at ``m = 3, v = 2·10⁴``), so that a bound and its gradient disagree. The
@@ -11,7 +11,6 @@ derivatives are integrals of derivatives: with ``gₖ = (log Φ)⁽ᵏ⁾`` and 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -26,8 +25,6 @@ from .log_cdf import (
     DEGREE,
     SQRT_2PI,
     excesses,
-    log_cdf_negative,
-    log_cdf_positive,
     negative_low,
     positive_high,
     positive_low,
@@ -79,7 +76,7 @@ def _extent(edge: Any, reach: float) -> Any:
     return xp.maximum(edge, 0) + reach**2 / (xp.sqrt(below * below + reach**2) - below)
 
 
-def _side(m: Any, v: Any, damping: Any, rule: Rule) -> tuple[Any, Any]:
+def side(m: Any, v: Any, damping: Any, rule: Rule) -> tuple[Any, Any]:
     """Nodes z and weights dz for the half-line ``m + √v z < 0``, two panels, ``[2n, B]``.
 
     The window is that of ``N(f; m, v) exp(−½ damping f²)``. The eighth of it next to ``f = 0`` has
@@ -140,7 +137,7 @@ def _sides(m: Any, v: Any, rule: Rule) -> tuple[_Side, _Side]:
     """The negative and the positive side of f."""
     xp = functions_of(m)
     s = xp.sqrt(v)
-    z_neg, dz_neg = _side(m, v, 0.0, rule)
+    z_neg, dz_neg = side(m, v, 0.0, rule)
     z_pos, dz_pos = _damped_side(m, v, rule)
     return (
         _Side(z_neg, xp.maximum(-(m + s * z_neg), 0), dz_neg * _gaussian(z_neg)),
@@ -233,66 +230,3 @@ def expected_log_cdf(m: tf.Tensor, v: tf.Tensor) -> Any:
         return upstream * E1, 0.5 * upstream * E2
 
     return _low_values(m, v)[0], grad
-
-
-def _power_nodes(m: tf.Tensor, v: tf.Tensor, damping_neg: Any, damping_pos: Any) -> tuple[Any, Any]:
-    """Nodes z and log weights of N(z; 0, 1) that resolve the bend of ``Φᵅ``, ``[4n, B]`` each.
-
-    The first half lies on the negative side of f, the second on the positive one.
-    """
-    z_neg, w_neg = _side(m, v, damping_neg, FINE)
-    z_pos, w_pos = _side(-m, v, damping_pos, FINE)
-    z = tf.concat([z_neg, -z_pos], 0)
-    return z, tf.math.log(tf.concat([w_neg, w_pos], 0)) - 0.5 * z * z - math.log(SQRT_2PI)
-
-
-def _log_cdf_at_power_nodes(order: int, f: tf.Tensor) -> tf.Tensor:
-    """``gₖ(f)`` for f in the order of `_power_nodes`, each formula on its own half."""
-    negative, positive = tf.split(f, 2)
-    below = log_cdf_negative(order, tf.maximum(-negative, 0))
-    above = log_cdf_positive(order, tf.maximum(positive, 0))
-    return tf.concat([below, above], 0)
-
-
-def _power_value(m: tf.Tensor, v: tf.Tensor, alpha: tf.Tensor) -> tf.Tensor:
-    """``(1/α) log E[Φᵅ]`` by quadrature.
-
-    Where ``E[Φᵅ]`` is not small, it is ``1 + E[expm1(α log Φ)]``, which keeps its digits as α → 0;
-    this integrand is damped by ``exp(−½f²)`` for f > 0. Elsewhere it is the sum of positive terms
-    itself, in logarithms; Φᵅ is damped by ``exp(−½αf²)`` for f < 0.
-    """
-    # E[exp(−½αf²)] stands in for the f < 0 part of E[Φᵅ]; with m ≥ 0, E[Φᵅ] ≥ E[Φ] ≥ ½.
-    q2 = 1 + alpha * v
-    large = (m >= 0) | (tf.exp(-0.5 * alpha * m * m / q2) > 0.5 * tf.sqrt(q2))
-    z, log_w = _power_nodes(m, v, tf.where(large, tf.zeros_like(m), alpha), tf.cast(large, m.dtype))
-    exponent = alpha * _log_cdf_at_power_nodes(0, m + tf.sqrt(v) * z)
-    deficit = tf.reduce_sum(tf.exp(log_w) * tf.math.expm1(exponent), 0)
-    deficit = tf.where(large, deficit, tf.zeros_like(deficit))
-    log_power = tf.reduce_logsumexp(log_w + exponent, 0)
-    return tf.where(large, tf.math.log1p(deficit), log_power) / alpha
-
-
-@tf.custom_gradient
-def log_expected_cdf_power(m: tf.Tensor, v: tf.Tensor, alpha: tf.Tensor) -> Any:
-    """``ℓ = (1/α) log E[Φᵅ]`` under ``f ~ N(m, v)``, for m and v of shape ``[B]``.
-
-        ∂ℓ/∂m = Ẽ[g₁],     ∂ℓ/∂v = ½ Ẽ[g₂ + αg₁²] = ½ Ẽ[g₁z]/√v,     Ẽ over N(f; m, v) Φᵅ/E[Φᵅ]
-
-    The last form (Stein's) is the one without cancellation at large v. α counts as a constant: it
-    has no gradient. Second derivatives go through the quadrature of the first.
-    """
-
-    def grad(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, None]:
-        spread = v + VARIANCE_FLOOR
-        s = tf.sqrt(spread)
-        # (Φᵅ)' is damped on both sides.
-        z, log_w = _power_nodes(m, spread, alpha, 1.0)
-        f = m + s * z
-        g0, g1, g2 = (_log_cdf_at_power_nodes(order, f) for order in range(3))
-        tilted = tf.exp(log_w + alpha * (g0 - log_expected_cdf_power(m, v, alpha)))
-        d_mean = tf.reduce_sum(tilted * g1, 0)
-        stein = tf.reduce_sum(tilted * g1 * z, 0) / s
-        direct = tf.reduce_sum(tilted * (g2 + alpha * g1 * g1), 0)
-        return upstream * d_mean, 0.5 * upstream * tf.where(s > 3, stein, direct), None
-
-    return _power_value(m, v + VARIANCE_FLOOR, alpha), grad

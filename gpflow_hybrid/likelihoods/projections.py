@@ -1,12 +1,4 @@
-"""What a sparse model asks of a likelihood: expectations under q of projections, and their derivatives.
-
-For some data with residual variances ``k̃`` and the marginals ``N(m, v)`` of their projections a,
-
-    E(m, v) = E_q(a)[log p̃(a)],     ℓ_α = (1/α) log E_q(a)[(p̃(a)/t(a))^α]
-
-with ``p̃`` of :mod:`~gpflow_hybrid.likelihoods.marginalised`. As α → 0, ``log p̃ = E_N(f; a, k̃)[log p]`` and
-E is the likelihood's own expectation at ``(m, v + k̃)``: SVGP's.
-"""
+"""How the likelihood of projections is made: which form serves which likelihood and power."""
 
 from __future__ import annotations
 
@@ -15,7 +7,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -25,9 +17,10 @@ from gpflow.quadrature import NDiagGHQuadrature
 from .. import tuning
 from ..errors import InvalidDataError
 from ..stand_ins import parameters_of
-from .curvature import curvature
-from .densities import Array, Density, density_of, values_of
-from .expectations import ExpectationGradients, expectation_gradients, variational_expectations
+from .averaged import Averaged
+from .densities import density_of, values_of
+from .density import Array, Density
+from .expectations import ExpectationGradients
 from .marginalised import (
     ByNodes,
     ClosedForm,
@@ -39,10 +32,13 @@ from .marginalised import (
     gradients_of,
     inner_rule,
 )
-from .node_rules import NodeRule, curvature_by, diagonal, expectation_gradients_by, own_rule
-from .nodes import hermite_product, mirrored_points
+from .marginalised_probit import MarginalisedProbit
+from .node_rules import NodeRule, curvature_by, expectation_gradients_by, own_rule
+from .nodes import NUM_NODES, covering_nodes, hermite_product, mirrored_points
 from .probit import ProbitBernoulli
-from .ratio_gradients import RatioGradients, closed_ratio_gradients
+from .projected import Maker, ProjectedLikelihood, SiteWeights
+from .ratio_gradients import RatioGradients
+from .ratios import cavity
 
 NUM_OUTER_COUPLED = {2: 10, 3: 5}
 """Gauss–Hermite nodes per latent under q of likelihoods that couple so many."""
@@ -52,109 +48,6 @@ NUM_OUTER_POINTS = 256
 
 SMALL_LEVERAGE = 0.5
 """``αλ₂v`` up to which the likelihood's own nodes for q resolve the cavity as well."""
-
-WINDOW, NUM_COVERING = 9.0, 121
-"""Of the rule that covers q and cavity, as in :mod:`~gpflow_hybrid.likelihoods.nodes`."""
-
-
-class SiteWeights(NamedTuple):
-    """Weights of ``∂E/∂m`` and of ``∂E/∂v`` in a function that is differentiated, ``[N, L]``: that of the
-    latter is ``−2 b``."""
-
-    a: Array
-    b: Array
-
-
-class ProjectedLikelihood:
-    """The likelihood of the projections of some data."""
-
-    def expectations(self, m: Array, v: Array, largest: float = math.inf) -> ExpectationGradients:
-        """``E [N]``, ``∂E/∂m`` and ``∂E/∂v`` ``[N, L]``.
-
-        :param largest: variances are taken for no more than this.
-        """
-        raise NotImplementedError
-
-    def curvature(self, m: Array, v: Array) -> tuple[Array, ...]:
-        """``E_mm``, ``E_mv``, ``E_vm`` and ``E_vv``, ``[N, L, L]``."""
-        raise NotImplementedError
-
-    def ratios(self, m: Array, v: Array, lambda_1: Array, lambda_2: Array) -> RatioGradients:
-        """``Σ ℓ_α`` and its derivatives, ``[N, L]``; NaN where a cavity does not exist."""
-        raise NotImplementedError
-
-    def pull_back(self, m: Array, v: Array, sites: Any, weights: SiteWeights | None) -> Pulled:
-        """Derivatives in ``k̃`` and the parameters of ``Σ ℓ_α + Σ a E_m − 2 b E_v``, or of ``Σ E`` alone
-        where there are no weights."""
-        raise NotImplementedError
-
-
-Maker = Callable[[Array, Array, Array], ProjectedLikelihood]
-"""A projected likelihood from X, Y and ``k̃`` of some data."""
-
-
-class Averaged(ProjectedLikelihood):
-    """SVGP's: the likelihood's own expectation at ``v + k̃``."""
-
-    def __init__(
-        self,
-        likelihood: Likelihood,
-        bind: Callable[[Array], Density] | None,
-        rule: NodeRule | None,
-        X: Array,
-        Y: Array,
-        variance: Array,
-    ) -> None:
-        self.likelihood, self.X, self.Y, self.variance = likelihood, X, Y, variance
-        self.density = None if bind is None else bind(Y)
-        self.rule = rule
-
-    def expectations(self, m: Array, v: Array, largest: float = math.inf) -> ExpectationGradients:
-        v = np.minimum(v + self.variance, largest)
-        if isinstance(self.likelihood, ProbitBernoulli):
-            found = self.likelihood.expectation_derivatives(self.X, m, v, self.Y)
-            return ExpectationGradients(*found)
-        if self.density is not None:
-            closed = self.density.expected(m, v)
-            if closed is not None:
-                return ExpectationGradients(np.sum(closed.value, -1), closed.m, closed.v)
-            if self.rule is not None:
-                found = expectation_gradients_by(self.rule, self.density.at, m, v)
-                return ExpectationGradients(*found)
-        at = expectation_gradients(self.likelihood, self.X, tf.constant(m), tf.constant(v), self.Y)
-        return ExpectationGradients(*(x.numpy() for x in at))
-
-    def curvature(self, m: Array, v: Array) -> tuple[Array, ...]:
-        v = v + self.variance
-        if isinstance(self.likelihood, ProbitBernoulli):
-            g2 = -2.0 * self.likelihood.expectation_derivatives(self.X, m, v, self.Y)[2]
-            return tuple(curvature(self.likelihood, self.X, self.Y, m, v, g2))
-        if self.density is not None:
-            closed = self.density.expected(m, v)
-            if closed is not None:
-                mm, mv, vv = (diagonal(x) for x in closed[3:])
-                return mm, mv, mv, vv
-            if self.rule is not None:
-                return curvature_by(self.rule, self.density.at, m, v)
-        at = tf.constant(m), tf.constant(v)
-        g2 = -2.0 * expectation_gradients(self.likelihood, self.X, *at, self.Y).variance
-        return tuple(x.numpy() for x in curvature(self.likelihood, self.X, self.Y, *at, g2))
-
-    def pull_back(self, m: Array, v: Array, sites: Any, weights: SiteWeights | None) -> Pulled:
-        in_variance = self.expectations(m, v).variance
-        v = v + self.variance
-        if self.density is not None and self.rule is not None:
-            # Sums over nodes are exact where expectations have closed forms: polynomials of f.
-            nodes = m + np.sqrt(v) * self.rule.z[:, None, :]
-            found = self.density.in_parameters(nodes)
-            sums = [np.sum(np.tensordot(self.rule.weights, d.log_prob, 1)) for d in found]
-            return Pulled(in_variance, sums)
-        variables = floating_variables(self.likelihood)
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(variables)
-            at = (self.X, tf.constant(m), tf.constant(v), self.Y)
-            total = tf.reduce_sum(variational_expectations(self.likelihood, *at))
-        return Pulled(in_variance, gradients_of(tape, total, variables))
 
 
 class Marginalised(ProjectedLikelihood):
@@ -179,14 +72,8 @@ class Marginalised(ProjectedLikelihood):
             log_weights = np.log(self.rule.weights)
             axes = (1,) * (2 if self.is_scalar else 1)
             return m + s * self.rule.z[:, None, :], log_weights.reshape(-1, *axes)
-        V = v / (1.0 - leverage)
-        shift = self.alpha * np.abs(lambda_1 - lambda_2 * m) * V
-        end = np.arcsinh(np.maximum((shift + WINDOW * np.sqrt(V)) / s, WINDOW))
-        u = np.linspace(-1.0, 1.0, NUM_COVERING)[:, None, None] * end
-        z = np.sinh(u)
-        log_weights = -0.5 * z * z + np.log(np.cosh(u))
-        total = np.log(np.sum(np.exp(log_weights), axis=0))
-        return m + s * z, log_weights - total
+        cav = cavity(m, v, lambda_1, lambda_2, self.alpha)
+        return covering_nodes(m, v, cav.mean, cav.variance, NUM_NODES[1])
 
     def _tilted(self, m: Array, v: Array, sites: Any, second: bool = False) -> tuple[Any, ...]:
         """Nodes, derivatives there, ``(1/α) log Σ w exp(αh)`` and the tilted weights."""
@@ -235,62 +122,8 @@ class Marginalised(ProjectedLikelihood):
         parameters = [x + y for x, y in zip(one.parameters, other.parameters, strict=True)]
         return Pulled(one.variance + other.variance, parameters)
 
-
-class _WithNoise(NamedTuple):
-    """A likelihood's ``log_expected_derivatives`` with ``k̃`` added to the variance."""
-
-    likelihood: ProbitBernoulli
-    variance: Array
-
-    def log_expected_derivatives(self, X: Any, M: Array, V: Array, Y: Array) -> tuple[Any, ...]:
-        return self.likelihood.log_expected_derivatives(X, M, V + self.variance, Y)
-
-
-class MarginalisedProbit(ProjectedLikelihood):
-    """``Φ((2y − 1) a/√(1 + k̃))`` with the probit's exact integrals, at ``m c`` and ``v c²``,
-    ``c² = 1/(1 + k̃)``."""
-
-    def __init__(self, likelihood: ProbitBernoulli, Y: Array, variance: Array) -> None:
-        self.likelihood, self.Y = likelihood, Y
-        self.c2 = 1.0 / (1.0 + variance)
-        self.c = np.sqrt(self.c2)
-        self.noisy = _WithNoise(likelihood, variance)
-
-    def expectations(self, m: Array, v: Array, largest: float = math.inf) -> ExpectationGradients:
-        at = (None, m * self.c, np.minimum(v, largest) * self.c2, self.Y)
-        value, in_mean, in_variance = self.likelihood.expectation_derivatives(*at)
-        return ExpectationGradients(value, self.c * in_mean, self.c2 * in_variance)
-
-    def _second(self, m: Array, v: Array) -> tuple[Array, Array]:
-        at = (None, m * self.c, v * self.c2, self.Y)
-        mv, vv = self.likelihood.expectation_curvature(*at)
-        return self.c * self.c2 * mv, self.c2 * self.c2 * vv
-
-    def curvature(self, m: Array, v: Array) -> tuple[Array, ...]:
-        mm = 2.0 * self.expectations(m, v).variance
-        mv, vv = self._second(m, v)
-        eye = np.eye(m.shape[1])
-        return tuple(x[:, :, None] * eye for x in (mm, mv, mv, vv))
-
-    def ratios(self, m: Array, v: Array, lambda_1: Array, lambda_2: Array) -> RatioGradients:
-        found = closed_ratio_gradients(self.noisy, None, m, v, self.Y, lambda_1, lambda_2)
-        exists = np.all(lambda_2 * v < 1.0)
-        return found if exists else found._replace(value=np.nan)
-
-    def pull_back(self, m: Array, v: Array, sites: Any, weights: SiteWeights | None) -> Pulled:
-        E = self.expectations(m, v)
-        if weights is None:
-            return Pulled(-self.c2 * (0.5 * m * E.mean + v * E.variance), [])
-        lambda_1, lambda_2 = sites
-        V = v / (1.0 - lambda_2 * v)
-        M = m - (lambda_1 - lambda_2 * m) * V
-        _, _, in_ratio = self.noisy.log_expected_derivatives(None, M, V, self.Y)
-        mv, vv = self._second(m, v)
-        mm = 2.0 * E.variance
-        # ∂c/∂k̃ = −½c³: what k̃ changes in E_m and E_v
-        d_m = -self.c2 * (0.5 * E.mean + 0.5 * m * mm + v * mv)
-        d_v = -self.c2 * (E.variance + 0.5 * m * mv + v * vv)
-        return Pulled(in_ratio + weights.a * d_m - 2.0 * weights.b * d_v, [])
+    def inner_error(self, m: Array) -> float:
+        return self.projected.inner_error(m)
 
 
 class InChunks(ProjectedLikelihood):
@@ -332,6 +165,9 @@ class InChunks(ProjectedLikelihood):
         variances, parameters = zip(*found, strict=True)
         totals = [np.sum(x, axis=0) for x in zip(*parameters, strict=True)]
         return Pulled(np.concatenate(variances), totals)
+
+    def inner_error(self, m: Array) -> float:
+        return max(self._each(lambda part, x: part.inner_error(x), m))
 
 
 @functools.cache

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from gpflow.likelihoods import Likelihood, ScalarLikelihood
+from gpflow.likelihoods import Likelihood
 
 from ..namespaces import functions_of
 from .expectations import expectation_gradients, expected_log_site, variational_expectations
-from .node_rules import point_derivatives
-from .nodes import log_prob_and_weights, mean_and_power_mean
+from .node_rules import PointDerivatives, point_derivatives
+from .nodes import log_prob_and_weights, mean_and_power_mean, normalised
 from .ratios import cavity, covering_rule, log_expected_power, log_expected_ratio
 
 
@@ -23,6 +24,12 @@ class RatioGradients(NamedTuple):
     v: Any
     lambda_1: Any
     lambda_2: Any
+
+
+class ParameterGradients(NamedTuple):
+    """Derivatives in all numbers that a likelihood's parameters are made of, in a row, ``[P]``."""
+
+    in_a_row: Any
 
 
 def ratio_gradients(
@@ -49,41 +56,71 @@ def ratio_gradients(
             total = tf.reduce_sum(closed)
         zero = tf.UnconnectedGradients.ZERO
         return RatioGradients(total, *tape.gradient(total, arguments, unconnected_gradients=zero))
-    nodes, log_weights = covering_rule(likelihood, m, v, cav)
-    at = point_derivatives(likelihood, X, Y, nodes, False)
+    rule = covering_rule(type(likelihood), m, v, cav)
+    at = point_derivatives(likelihood, X, Y, rule[0], False)
+    E = expectation_gradients(likelihood, X, m, v, Y) if alpha < 1.0 else None
+    return ratio_gradients_by(rule, at, (m, v, lambda_1, lambda_2), alpha, E)
+
+
+class Tilting(NamedTuple):
+    """``ℓ_α`` by nodes: weights with which derivatives of ``h = log p − log t`` enter, and values."""
+
+    weights: Any  # [Q, N, L] for a scalar likelihood, else [Q, N]
+    value: Any  # (1/α) log Σ w exp(αh)
+    mean: Any  # Σ w h; nothing for α = 1, where it has no part
+    finite: Any  # whether a node has a part at all
+
+
+def tilting(
+    nodes: Any, log_weights: Any, log_prob: Any, lambda_1: Any, lambda_2: Any, alpha: float
+) -> Tilting:
+    """``π ∝ w exp(αh)``, less ``(1 − α)w`` where the likelihood's own ``ℓ_0`` is blended in."""
+    xp = functions_of(nodes)
     # A node so far out that log p overflows has p = 0, and no part in any sum.
-    finite = tf.math.is_finite(at.log_prob)
-    log_p = tf.where(finite, at.log_prob, tf.zeros_like(at.log_prob))
-    log_weights = tf.where(finite, log_weights, tf.constant(-np.inf, m.dtype))
-    slope = lambda_1 - lambda_2 * nodes
+    finite = xp.isfinite(log_prob)
+    log_weights = xp.where(finite, log_weights, -np.inf)
     log_t = (lambda_1 - 0.5 * lambda_2 * nodes) * nodes
-    is_scalar = isinstance(likelihood, ScalarLikelihood)
-    h = log_p - (log_t if is_scalar else tf.reduce_sum(log_t, -1))
-    weights = tf.nn.softmax(log_weights + alpha * h, axis=0)
+    log_t = log_t if len(log_prob.shape) == 3 else xp.sum(log_t, -1)
+    h = xp.where(finite, log_prob, 0.0) - log_t
+    weights, value = normalised(log_weights + alpha * h)
     if alpha == 1.0:
-        value = tf.reduce_logsumexp(log_weights + h, 0)
-    else:
-        mean, value = mean_and_power_mean(log_weights, h, alpha)
-        weights -= (1.0 - alpha) * tf.exp(log_weights)
-    if not is_scalar:
+        return Tilting(weights, value, 0.0, finite)
+    mean, value = mean_and_power_mean(log_weights, h, alpha)
+    return Tilting(weights - (1.0 - alpha) * xp.exp(log_weights), value, mean, finite)
+
+
+def ratio_gradients_by(
+    rule: tuple[Any, Any], at: PointDerivatives, arguments: tuple[Any, ...], alpha: float, E: Any
+) -> RatioGradients:
+    """``Σ ℓ_α`` and its derivatives in m, v, λ₁ and λ₂ by nodes, of tensors or arrays.
+
+    :param E: the likelihood's own expectations; needed for α < 1.
+    """
+    m, v, lambda_1, lambda_2 = arguments
+    nodes, log_weights = rule
+    xp = functions_of(m)
+    weights, value, mean, finite = tilting(
+        nodes, log_weights, at.log_prob, lambda_1, lambda_2, alpha
+    )
+    if len(weights.shape) == 2:
         weights, finite = weights[..., None], finite[..., None]
-    d_h = tf.where(finite, at.first - slope, tf.zeros_like(nodes))
+    d_h = weights * xp.where(finite, at.first - (lambda_1 - lambda_2 * nodes), 0.0)
+    of_nodes = weights * nodes
     found = [
-        tf.reduce_sum(weights * d_h, 0),
-        tf.reduce_sum(weights * d_h * (nodes - m), 0) / (2.0 * v),
-        -tf.reduce_sum(weights * nodes, 0),
-        0.5 * tf.reduce_sum(weights * tf.square(nodes), 0),
+        xp.sum(d_h, 0),
+        xp.sum(d_h * (nodes - m), 0) / (2.0 * v),
+        -xp.sum(of_nodes, 0),
+        0.5 * xp.sum(of_nodes * nodes, 0),
     ]
-    total = tf.reduce_sum(value)
+    total = xp.sum(value)
     if alpha < 1.0:
-        E = expectation_gradients(likelihood, X, m, v, Y)
-        log_site = tf.reduce_sum(expected_log_site(m, v, lambda_1, lambda_2))
-        total += (1.0 - alpha) * (tf.reduce_sum(E.value) - log_site - tf.reduce_sum(mean))
+        log_site = xp.sum(expected_log_site(m, v, lambda_1, lambda_2))
+        total += (1.0 - alpha) * (xp.sum(E.value) - log_site - xp.sum(mean))
         own = (
             E.mean - (lambda_1 - lambda_2 * m),
             E.variance + 0.5 * lambda_2,
             -m,
-            0.5 * (tf.square(m) + v),
+            0.5 * (m * m + v),
         )
         found = [x + (1.0 - alpha) * y for x, y in zip(found, own, strict=True)]
     return RatioGradients(total, *found)
@@ -109,14 +146,10 @@ def tilted_log_prob(
     closed_form = log_expected_power(likelihood, X, cav.mean, cav.variance, Y, alpha)
     if closed_form is not None:
         return tf.reduce_sum(closed_form)
-    nodes, log_weights = covering_rule(likelihood, m, v, cav)
+    nodes, log_weights = covering_rule(type(likelihood), m, v, cav)
     nodes, log_p, log_weights = log_prob_and_weights(likelihood, nodes, log_weights, X, Y, m)
-    log_t = (lambda_1 - 0.5 * lambda_2 * nodes) * nodes
-    h = log_p - (log_t if len(log_p.shape) == 3 else tf.reduce_sum(log_t, -1))
-    weights = tf.nn.softmax(log_weights + alpha * h, axis=0)
-    if alpha < 1.0:
-        weights -= (1.0 - alpha) * tf.exp(log_weights)
-    value = tf.reduce_sum(tf.stop_gradient(weights) * log_p)
+    tilted = tilting(nodes, log_weights, log_p, lambda_1, lambda_2, alpha)
+    value = tf.reduce_sum(tf.stop_gradient(tilted.weights) * log_p)
     if alpha < 1.0:
         expected = variational_expectations(likelihood, X, m, v, Y)
         value += (1.0 - alpha) * tf.reduce_sum(expected)
@@ -124,31 +157,40 @@ def tilted_log_prob(
 
 
 def closed_ratio_gradients(
-    likelihood: Any, X: Any, Fmu: Any, Fvar: Any, Y: Any, lambda_1: Any, lambda_2: Any
-) -> RatioGradients:
-    """``ℓ_1`` for a likelihood with ``log_expected_derivatives``, on tensors or arrays.
+    log_expected: Callable[[Any, Any], tuple[Any, Any, Any] | None],
+    arguments: tuple[Any, ...],
+    alpha: float = 1.0,
+) -> RatioGradients | None:
+    """``Σ ℓ_α`` and its derivatives in m, v, λ₁ and λ₂ from a closed form, on tensors or arrays.
 
-    By the chain rule through the cavity ``V = v/κ``, ``M = m − sV`` with ``κ = 1 − λ₂v``, ``s = λ₁ − λ₂m``:
-    ``∂M = ∂m/κ − s∂v/κ² − V∂λ₁ + MV∂λ₂`` and ``∂V = ∂v/κ² + V²∂λ₂``.
+    By the chain rule through the cavity ``V = v/κ``, ``M = m − αsV``, with ``κ = 1 − αλ₂v`` and
+    ``s = λ₁ − λ₂m``: ``∂M = ∂m/κ − αs∂v/κ² − αV∂λ₁ + αMV∂λ₂`` and ``∂V = ∂v/κ² + αV²∂λ₂``.
+
+    :param log_expected: ``(1/α) log E_N(f; M, V)[p^α]`` and its derivatives in M and V, ``[N, L]``; where
+        that is None so is the result.
     """
-    xp = functions_of(Fmu)
-    slope = lambda_1 - lambda_2 * Fmu
-    shrinkage = 1.0 - lambda_2 * Fvar
-    V = Fvar / shrinkage
-    shift = slope * V
-    M = Fmu - shift
-    value, d_M, d_V = likelihood.log_expected_derivatives(X, M, V, Y)
-    # The cavity's scale, log E_q[1/t], and its derivatives.
+    m, v, lambda_1, lambda_2 = arguments
+    xp = functions_of(m)
+    slope = lambda_1 - lambda_2 * m
+    shrinkage = 1.0 - alpha * lambda_2 * v
+    V = v / shrinkage
+    shift = alpha * slope * V
+    M = m - shift
+    found = log_expected(M, V)
+    if found is None:
+        return None
+    value, d_M, d_V = found
+    # The cavity's scale, (1/α) log E_q[t^−α], and its derivatives.
     scale = (
-        -(lambda_1 - 0.5 * lambda_2 * Fmu) * Fmu
-        - 0.5 * xp.log1p(-lambda_2 * Fvar)
+        -(lambda_1 - 0.5 * lambda_2 * m) * m
+        - 0.5 * xp.log1p(-alpha * lambda_2 * v) / alpha
         + 0.5 * slope * shift
     )
     return RatioGradients(
         xp.sum(value) + xp.sum(scale),
         (d_M - slope) / shrinkage,
-        (d_V - d_M * slope + 0.5 * slope * slope) / (shrinkage * shrinkage)
+        (d_V - alpha * slope * (d_M - 0.5 * slope)) / (shrinkage * shrinkage)
         + 0.5 * lambda_2 / shrinkage,
-        -d_M * V - M,
-        d_M * M * V + d_V * V * V + 0.5 * M * M + 0.5 * V,
+        -alpha * d_M * V - M,
+        alpha * V * (d_M * M + d_V * V) + 0.5 * M * M + 0.5 * V,
     )

@@ -33,10 +33,8 @@ from gpflow.likelihoods import (
 from gpflow.likelihoods.utils import inv_probit
 from gpflow.quadrature import hermgauss
 
-from .expectations import (
-    expected_log_site,
-    variational_expectations,
-)
+from ..namespaces import functions_of
+from .expectations import expected_log_site, variational_expectations
 from .nodes import (
     NUM_NODES,
     covering_nodes,
@@ -44,33 +42,33 @@ from .nodes import (
     log_prob_and_weights,
     mean_and_power_mean,
     product_rule,
+    standard_normal_points,
 )
 
 
 class Cavity(NamedTuple):
     """``q(f)/t(f)^α = exp(log_scale) N(f; mean, variance)``, ``[N, L]`` each."""
 
-    mean: tf.Tensor
-    variance: tf.Tensor
-    log_scale_over_alpha: tf.Tensor  # (1/α) log E_q[t^−α]
+    mean: Any
+    variance: Any
+    log_scale_over_alpha: Any  # (1/α) log E_q[t^−α]
 
 
-def cavity(
-    Fmu: tf.Tensor, Fvar: tf.Tensor, lambda_1: tf.Tensor, lambda_2: tf.Tensor, alpha: float
-) -> Cavity:
+def cavity(Fmu: Any, Fvar: Any, lambda_1: Any, lambda_2: Any, alpha: float) -> Cavity:
     """The cavity of every datum; it exists where ``1/v − αλ₂ > 0`` and is NaN elsewhere.
 
     ``log E_q[t^−α] = −α log t(m) − ½ log(1 − αλ₂v) + ½ α² (λ₁ − λ₂m)² v / (1 − αλ₂v)``
     """
+    xp = functions_of(Fmu)
     slope = lambda_1 - lambda_2 * Fmu
     shrinkage = 1.0 - alpha * lambda_2 * Fvar  # v / v₋ₙ
     variance = Fvar / shrinkage
     return Cavity(
         Fmu - alpha * slope * variance,
-        tf.where(shrinkage > 0.0, variance, tf.constant(np.nan, Fvar.dtype)),
+        xp.where(shrinkage > 0.0, variance, np.nan),
         -(lambda_1 - 0.5 * lambda_2 * Fmu) * Fmu
-        - 0.5 * tf.math.log1p(-alpha * lambda_2 * Fvar) / alpha
-        + 0.5 * alpha * tf.square(slope) * variance,
+        - 0.5 * xp.log1p(-alpha * lambda_2 * Fvar) / alpha
+        + 0.5 * alpha * slope * slope * variance,
     )
 
 
@@ -101,7 +99,7 @@ def log_expected_ratio(
         return expected
 
     scalar = isinstance(likelihood, ScalarLikelihood)
-    nodes, log_weights = covering_rule(likelihood, Fmu, Fvar, cav)
+    nodes, log_weights = covering_rule(type(likelihood), Fmu, Fvar, cav)
     nodes, log_p, log_weights = log_prob_and_weights(likelihood, nodes, log_weights, X, Y, Fmu)
     log_t = (lambda_1 - 0.5 * lambda_2 * nodes) * nodes  # [Q, N, L]
     if scalar:
@@ -114,19 +112,26 @@ def log_expected_ratio(
     return value if alpha == 1.0 else value + (1.0 - alpha) * (expected - mean)
 
 
-def covering_rule(
-    likelihood: Likelihood, Fmu: tf.Tensor, Fvar: tf.Tensor, cav: Cavity
-) -> tuple[tf.Tensor, tf.Tensor]:
+def covering_rule(kind: type[Likelihood], Fmu: Any, Fvar: Any, cav: Cavity) -> tuple[Any, Any]:
     """Nodes ``[Q, N, L]`` and log weights of q, ``[Q, N, L]`` for a scalar likelihood, else ``[Q, N]``."""
     num_latent = Fmu.shape[-1]
-    if isinstance(likelihood, ScalarLikelihood):
+    if issubclass(kind, ScalarLikelihood):
         # The latents are independent given y: a one-dimensional rule for each.
         return covering_nodes(Fmu, Fvar, cav.mean, cav.variance, NUM_NODES[1])
-    if num_latent in NUM_NODES and not isinstance(likelihood, MonteCarloLikelihood):
+    if num_latent in NUM_NODES and not issubclass(kind, MonteCarloLikelihood):
         return product_rule(
             *covering_nodes(Fmu, Fvar, cav.mean, cav.variance, NUM_NODES[num_latent])
         )
     return fixed_nodes(Fmu, Fvar)
+
+
+def covering_size(kind: type[Likelihood], num_latent: int) -> int:
+    """How many nodes :func:`covering_rule` has."""
+    if issubclass(kind, ScalarLikelihood):
+        return NUM_NODES[1]
+    if num_latent in NUM_NODES and not issubclass(kind, MonteCarloLikelihood):
+        return int(NUM_NODES[num_latent] ** num_latent)
+    return len(standard_normal_points(num_latent)[0])
 
 
 def log_expected_power(

@@ -10,13 +10,31 @@ import tensorflow as tf
 
 from . import lapack
 from .host import call_on_host
+from .workspace import empty_matrix
+
+
+def distances_of_rows(X: Any) -> Any:
+    """``‖xᵢ − xⱼ‖² = xᵢᵀxᵢ + xⱼᵀxⱼ − 2 xᵢᵀxⱼ``, never negative, zero on the diagonal."""
+    n = len(X)
+    D = empty_matrix(n, X.dtype)
+    lapack.clear_above(D)
+    lapack.blas_function("syrk", X)(-2.0, X.T, trans=1, beta=0.0, c=D.T, lower=0, overwrite_c=1)
+    squares = -0.5 * D.diagonal()
+    for rows in lapack.row_blocks(n):
+        part = D[rows, : rows.stop]
+        part += squares[: rows.stop]
+        part += squares[rows, None]
+        np.maximum(part, 0.0, out=part)
+    D.flat[:: n + 1] = 0.0
+    lapack.mirror(D)
+    return D
 
 
 def squared_distances(X: tf.Tensor) -> tf.Tensor:
     """``‖xᵢ − xⱼ‖²``, ``[N, N]``, of a constant."""
 
     def on_host(X: Any) -> tuple[Any]:
-        return (lapack.squared_distances(np.ascontiguousarray(X)),)
+        return (distances_of_rows(np.ascontiguousarray(X)),)
 
     (found,) = call_on_host(on_host, [tf.stop_gradient(X)], [[X.shape[0], X.shape[0]]])
     return found

@@ -119,7 +119,7 @@ def covariance(
         negative = np.zeros((0, n), K.dtype) if found is None else found[0]
     if len(negative):
         W = np.ascontiguousarray(negative)
-        _blas("syrk", W)(1.0, W.T, beta=1.0, c=Sigma.T, lower=0, overwrite_c=1)
+        blas_function("syrk", W)(1.0, W.T, beta=1.0, c=Sigma.T, lower=0, overwrite_c=1)
         if mirrored:
             mirror(Sigma)
     Sigma.flat[:: n + 1] = variance
@@ -133,7 +133,7 @@ def kernel_adjoint(
     n = len(beta)
     K_bar = _signed_product(Sigma, lambda_2, v_bar)
     left: Array = d_bar - lambda_2 * symmetric_product(Sigma, d_bar) + 0.5 * z_bar * beta
-    _blas("syr2", K_bar)(0.5, left, beta, a=K_bar.T, lower=0, overwrite_a=1)
+    blas_function("syr2", K_bar)(0.5, left, beta, a=K_bar.T, lower=0, overwrite_a=1)
     # AΛ = Λ − ΛΣΛ
     half = 0.5 * z_bar * lambda_2
     for rows in row_blocks(n):
@@ -145,24 +145,7 @@ def kernel_adjoint(
     return K_bar
 
 
-def squared_distances(X: Array) -> Array:
-    """``‖xᵢ − xⱼ‖² = xᵢᵀxᵢ + xⱼᵀxⱼ − 2 xᵢᵀxⱼ``, never negative, zero on the diagonal."""
-    n = len(X)
-    D = empty_matrix(n, X.dtype)
-    _clear_above(D)
-    _blas("syrk", X)(-2.0, X.T, trans=1, beta=0.0, c=D.T, lower=0, overwrite_c=1)
-    squares = -0.5 * D.diagonal()
-    for rows in row_blocks(n):
-        part = D[rows, : rows.stop]
-        part += squares[: rows.stop]
-        part += squares[rows, None]
-        np.maximum(part, 0.0, out=part)
-    D.flat[:: n + 1] = 0.0
-    mirror(D)
-    return D
-
-
-def _clear_above(A: Array) -> None:
+def clear_above(A: Array) -> None:
     """Zero what rows of blocks reach above the diagonal: fresh memory can hold anything."""
     for rows in row_blocks(len(A)):
         block = A[rows, rows]
@@ -182,7 +165,7 @@ def mirror(A: Array) -> None:
 def symmetric_product(A: Array, x: Array) -> Array:
     """``A x``. By SciPy's BLAS, as everything here: NumPy's has threads of its own, and those of the two
     would wait for each other's cores."""
-    return _blas("symv", A)(1.0, A.T, x, lower=0)
+    return blas_function("symv", A)(1.0, A.T, x, lower=0)
 
 
 def row_blocks(n: int) -> Iterator[slice]:
@@ -243,7 +226,9 @@ def _covariance_rows(K: Array, scale: Array, chol_inverse: Array, index: Array) 
     solved = _triangular_product(chol_inverse, whitened, transpose=True)
     solved *= -scale
     # C-ordered rows are Fortran's columns: Kᵀxᵀ for each of them, added to those of K.
-    return _blas("symm", K)(1.0, K.T, solved.T, beta=1.0, c=rows.T, lower=0, overwrite_c=1).T
+    return blas_function("symm", K)(
+        1.0, K.T, solved.T, beta=1.0, c=rows.T, lower=0, overwrite_c=1
+    ).T
 
 
 def _negative_sites(
@@ -266,7 +251,7 @@ def _negative_sites(
 
 def _triangular_product(L: Array, rows: Array, *, transpose: bool) -> Array:
     """``(L x)ᵀ`` or ``(Lᵀ x)ᵀ`` for every row ``xᵀ``; the rows are overwritten."""
-    product = _blas("trmm", L)(
+    product = blas_function("trmm", L)(
         1.0, L.T, rows.T, lower=0, trans_a=0 if transpose else 1, overwrite_b=1
     )
     return product.T
@@ -276,7 +261,7 @@ def _signed_product(Sigma: Array, lambda_2: Array, v_bar: Array) -> Array:
     """``A diag(v̄) Aᵀ`` on and below the diagonal, by symmetric products for each sign of v̄."""
     n = len(v_bar)
     K_bar = empty_matrix(n, Sigma.dtype)
-    _clear_above(K_bar)
+    clear_above(K_bar)
     memory = np.empty((min(RANK_CHUNK, n), n), Sigma.dtype)
     beta = 0.0
     for sign in (1.0, -1.0):
@@ -285,7 +270,7 @@ def _signed_product(Sigma: Array, lambda_2: Array, v_bar: Array) -> Array:
             rows *= -lambda_2  # rows of Aᵀ = I − ΣΛ
             rows[np.arange(len(index)), index] += 1.0
             rows *= np.sqrt(np.abs(v_bar[index]))[:, None]
-            _blas("syrk", K_bar)(sign, rows.T, beta=beta, c=K_bar.T, lower=0, overwrite_c=1)
+            blas_function("syrk", K_bar)(sign, rows.T, beta=beta, c=K_bar.T, lower=0, overwrite_c=1)
             beta = 1.0
     if beta == 0.0:
         K_bar[...] = 0.0
@@ -304,5 +289,5 @@ def _lapack(name: str, like: Array) -> Any:
     return get_lapack_funcs(name, (like,))
 
 
-def _blas(name: str, like: Array) -> Any:
+def blas_function(name: str, like: Array) -> Any:
     return get_blas_funcs(name, (like,))

@@ -9,18 +9,15 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_probability as tfp
 from check_shapes import inherit_check_shapes
-from gpflow.likelihoods import Likelihood
 
-from ..compilation import call_compiled
 from ..errors import NonFiniteError
 from ..inference.collapsing import CollapsedTensors, Remarks, collapse
-from ..inference.common import FixedPoint, Method, SitePair
+from ..inference.common import Method
 from ..inference.options import TRAINING
 from ..inference.total_gradient import fixed_sites
-from ..linalg import Marginals
 from ..priors import PriorMoments
 from ..sites import SiteValues
-from ..stand_ins import is_taken_apart, parameters_of, with_values
+from ..stand_ins import leaves_of
 from .inferred import InferredModel
 
 Gradients = Callable[[], list[tf.Tensor]]
@@ -88,10 +85,9 @@ class CollapsedModel(InferredModel):
             # A parameter that is held now may be trainable when this graph is differentiated.
             tape.watch(self._floating_hyperparameters())
             prior = self.prior(exportable=False)
-        of_likelihood = [v for v in self.likelihood.variables if v.dtype.is_floating]
-        watched = {id(v): v for v in (*tape.watched_variables(), *of_likelihood)}
+            own = leaves_of(self.likelihood)
         # Data in variables have no gradient: λ, which follows θ, does not follow them.
-        variables += self._hyperparameters_among(watched.values())
+        variables += self._hyperparameters_among(tape.watched_variables())
         found = collapse(
             method,
             PriorMoments(*(tf.stop_gradient(x) for x in prior)),
@@ -102,54 +98,23 @@ class CollapsedModel(InferredModel):
             self._remarks if tf.executing_eagerly() else Remarks(),
         )
         has_started = found.solution.has_started
-        zero = tf.UnconnectedGradients.ZERO
-        # Now: a tape may ask when the parameters have moved.
-        own = self._likelihood_gradients(method, found)
+        own_bars = _split(found.in_parameters, own)
 
         @functools.cache  # the tape is read once, whoever asks how often
         def gradients() -> list[tf.Tensor]:
-            bars = found.prior_adjoint()
             total = tape.gradient(
-                list(prior), variables, output_gradients=list(bars), unconnected_gradients=zero
+                [*prior, *own],
+                variables,
+                output_gradients=[*found.prior_adjoint(), *own_bars],
+                unconnected_gradients=tf.UnconnectedGradients.ZERO,
             )
             # Dense, as zeros are; constants for whoever differentiates once more.
             total = [tf.stop_gradient(tf.convert_to_tensor(g)) for g in total]
-            total = [g + own.get(id(v), 0.0) for v, g in zip(variables, total, strict=True)]
             return [tf.where(has_started, g, tf.zeros_like(g)) for g in total]
 
         if not tf.executing_eagerly():
             gradients()
         return found, gradients
-
-    def _likelihood_gradients(self, method: Method, found: CollapsedTensors) -> dict[int, Any]:
-        """Derivatives in the likelihood's own variables, by their identity."""
-        variables = [v for v in self.likelihood.variables if v.dtype.is_floating]
-        if not variables:
-            return {}
-
-        def differentiate(likelihood: Likelihood, *tensors: tf.Tensor) -> list[tf.Tensor]:
-            X, Y, m, v, lambda_1, lambda_2, wa, wb = tensors
-            q, sites = Marginals(m, v, tf.zeros([], m.dtype)), SiteValues(lambda_1, lambda_2)
-            mine = [v for v in likelihood.variables if v.dtype.is_floating]
-            with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch(mine)
-                values = [tf.convert_to_tensor(p) for p in parameters_of(likelihood)]
-                if is_taken_apart(likelihood):
-                    likelihood = with_values(likelihood, values)
-                fixed = FixedPoint(q, sites, SitePair(wa, wb))
-                value = method.likelihood_value(likelihood, X, Y, fixed)
-            zero = tf.UnconnectedGradients.ZERO
-            found = tape.gradient(value, mine, unconnected_gradients=zero)
-            return [tf.stop_gradient(tf.convert_to_tensor(g)) for g in found]
-
-        q = found.q
-        tensors = (*self._data_tensors(), q.mean, q.variance, *found.solution.sites, *found.weights)
-        if tf.executing_eagerly():
-            key = ("gradients", method.key, self.num_latent_gps)
-            gradients = call_compiled(self.likelihood, key, differentiate, *tensors)
-        else:
-            gradients = differentiate(self.likelihood, *tensors)
-        return {id(v): g for v, g in zip(variables, gradients, strict=True)}
 
     def _parameters_are_proper(self) -> tf.Tensor:
         """Whether no transformed parameter has left its domain: an optimiser's long step can take a
@@ -183,6 +148,14 @@ class CollapsedModel(InferredModel):
     def _penalise(self, variables: list[tf.Variable]) -> tuple[tf.Tensor, Gradients]:
         variables += self.trainable_variables
         return self._penalty(), lambda: [tf.zeros_like(v) for v in variables]
+
+
+def _split(row: tf.Tensor, like: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Tensors shaped like others, from all their numbers in a row."""
+    parts = tf.split(row, [x.shape.num_elements() for x in like]) if like else []
+    return [
+        tf.cast(tf.reshape(part, x.shape), x.dtype) for part, x in zip(parts, like, strict=True)
+    ]
 
 
 def with_gradients(

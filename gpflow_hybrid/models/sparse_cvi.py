@@ -39,9 +39,9 @@ class SparseCVIModel(MinibatchModel, ExternalDataTrainingLossMixin):
         p̃_α(a) = (∫ N(f; a, k̃) p(y|f)^α df)^{1/α}
 
     and q(u), Gaussian, is the optimum of ``Σ E_q[log p̃_α(a)] − KL[q(u) ‖ p(u)]``. As α → 0
-    (``objective="elbo"``) that is SVGP's bound; for α = 1 (``"ep_like"``, the default) f is marginalised given
-    u, and the learning objective is the EP-like value of that model, which does not lose k̃ as SVGP's bound
-    does.
+    (``objective="elbo"``) that is SVGP's bound; for α = 1 (``"ep_like"``, the default) f is marginalised
+    given u, and the learning objective is the EP-like value of that model, which does not lose k̃ as SVGP's
+    bound does.
 
     With all data the training loss infers q(u) and returns the objective with its exact total gradient, in
     the inducing points too, so that ::

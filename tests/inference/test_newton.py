@@ -82,7 +82,9 @@ def test_newton_systems_solve_their_equations(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tuning, "FEW_DATA", few)
-    options = dataclasses.replace(newton.NEWTON, iterations=iterations)  # 1: the factors come in
+    options = dataclasses.replace(  # 1: the factors come in
+        newton.NEWTON, iterations=iterations, whole_iterations=iterations
+    )
     monkeypatch.setattr(newton, "NEWTON", options)
     Sigma, curvature, g2, rng = problem(num_latents, is_coupled, quadrature_error)
     r, d = rng.normal(size=(2, 2, *g2.shape))
@@ -110,6 +112,8 @@ def test_newton_systems_solve_their_equations(
 
 class WithoutFactors(DenseCovariance):
     """A covariance that is too large for a matrix M, as that of a sparse prior is."""
+
+    whole_solver = None  # type: ignore[assignment]
 
     def reduced_solver(self, *_: Any) -> None:
         return None

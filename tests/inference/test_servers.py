@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import subprocess
 import sys
 import textwrap
+import weakref
 from typing import Any
 
 import gpflow
@@ -15,6 +18,7 @@ import tensorflow as tf
 import gpflow_hybrid as gh
 from gpflow_hybrid.inference import servers
 from gpflow_hybrid.inference.servers import Sessions
+from gpflow_hybrid.likelihoods.on_arrays import on_arrays
 from gpflow_hybrid.priors import DensePrior
 from tests.likelihood_cases import CASES
 
@@ -64,17 +68,92 @@ def test_the_same_for_other_methods(kind: type[gh.CollapsedModel]) -> None:
     assert_graph_is_eager(kind((X, Y), gpflow.kernels.Matern52(), likelihood))
 
 
-def test_arrays_and_tensors_answer_alike() -> None:
-    """Softmax works on arrays; a subclass of it, which may have changed anything, does not."""
+SUBCLASSED = {
+    "gaussian": lambda kind: kind(0.1),
+    "student_t": lambda kind: kind(scale=0.5, df=4.0),
+    "gamma": lambda kind: kind(shape=2.0),
+    "beta": lambda kind: kind(scale=5.0),
+    "ordinal": lambda kind: kind(np.array([-0.4, 0.4])),
+    "heteroskedastic": lambda kind: kind(),
+    "softmax": lambda kind: kind(3),
+}
 
-    class Own(gpflow.likelihoods.Softmax):
-        pass
 
-    model = model_of("softmax")
-    likelihood = Own(3)
-    own = gh.CVIModel(model.data, model.kernel, likelihood, num_latent_gps=3)
-    for x, y in zip(loss_and_gradient(own), loss_and_gradient(model), strict=True):
+@pytest.mark.parametrize("in_graph", [True, False])
+@pytest.mark.parametrize("name", SUBCLASSED)
+def test_arrays_and_tensors_answer_alike(name: str, in_graph: bool) -> None:
+    """The loss and its gradient, also in the likelihood's own parameters; a subclass, which may have
+    changed anything, is asked through TensorFlow."""
+    model = model_of(name)
+    kind = type(model.likelihood)
+    likelihood = SUBCLASSED[name](type("Own", (kind,), {}))
+    assert on_arrays(model.likelihood) is not None
+    assert on_arrays(likelihood) is None
+    L = model.num_latent_gps
+    own = gh.CVIModel(model.data, copy.deepcopy(model.kernel), likelihood, num_latent_gps=L)
+    found = [loss_and_gradient(own)]
+    evaluate = tf.function(loss_and_gradient, autograph=False) if in_graph else loss_and_gradient
+    found.append(evaluate(model))
+    for x, y in zip(*found, strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-9)
+
+
+def test_parameters_change_without_another_trace() -> None:
+    """Also those that were held when the graph was traced."""
+    model = model_of("student_t")
+    gpflow.set_trainable(model.likelihood, False)
+    variables = [*model.kernel.trainable_variables, *model.likelihood.variables]
+    traces = []
+
+    @tf.function(autograph=False)
+    def evaluate() -> Any:
+        traces.append(1)
+        with tf.GradientTape() as tape:
+            tape.watch(variables)
+            loss = model.training_loss()
+        return [loss, *tape.gradient(loss, variables)]
+
+    evaluate()
+    model.likelihood.scale.assign(0.2)
+    found = evaluate()
+    assert len(traces) == 1
+    gpflow.set_trainable(model.likelihood, True)
+    model.sites.reset(len(model.data[0]))
+    for x, y in zip(found, loss_and_gradient(model), strict=True):
+        # From another start: gradients feel the residual, 1e-9, to first order.
+        np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-9)
+    assert abs(float(found[-1])) > 1e-3  # there is something to see
+
+
+def test_a_graph_does_not_keep_a_likelihood_alive() -> None:
+    model = model_of("ordinal")
+    loss = tf.function(model.training_loss, autograph=False)
+    loss()
+    gone = weakref.ref(model.likelihood)
+    model.likelihood = gpflow.likelihoods.StudentT()
+    gc.collect()
+    assert gone() is None
+
+
+def test_the_graph_of_a_density_is_small() -> None:
+    """One operation of the host, no loop, whatever the likelihood's parameters add."""
+
+    def operations(name: str) -> list[tf.Operation]:
+        model = model_of(name)
+        graph = tf.function(lambda: loss_and_gradient(model), autograph=False)
+        parts = [graph.get_concrete_function().graph]
+        found = []
+        while parts:
+            part = parts.pop()
+            found += part.get_operations()
+            library = part.as_graph_def().library.function
+            found += [node for function in library for node in function.node_def]
+        return [getattr(op, "type", None) or op.op for op in found]
+
+    kinds = operations("ordinal")
+    assert kinds.count("PyFunc") + kinds.count("PyFuncStateless") == 1
+    assert "While" not in kinds
+    assert len(kinds) < len(operations("own_log_cosh")) / 2
 
 
 class Failing(gpflow.likelihoods.StudentT):
@@ -130,7 +209,7 @@ def test_a_graph_that_fails_leaves_little_behind(
 def test_an_error_on_the_host_is_passed_on(
     made: list[Sessions], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = model_of("student_t")
+    model = model_of("own_log_cosh")
     loss = tf.function(model.training_loss, autograph=False)
     loss()
     sites = [x.numpy() for x in model.sites.values]
@@ -178,8 +257,11 @@ PARALLEL = """
     rng = np.random.default_rng(0)
     X = rng.normal(size=(40, 2))
     Y = np.sin(2.0 * X[:, :1]) + 0.1 * rng.normal(size=(40, 1))
+    class Own(gpflow.likelihoods.StudentT):
+        pass  # asked through TensorFlow
+
     models = [
-        gh.CVIModel((X, Y), gpflow.kernels.Matern52(variance=1.0 + i), gpflow.likelihoods.StudentT())
+        gh.CVIModel((X, Y), gpflow.kernels.Matern52(variance=1.0 + i), Own())
         for i in range(4)
     ]
     losses = [tf.function(m.training_loss, autograph=False) for m in models]

@@ -8,14 +8,19 @@ import gpflow
 import numpy as np
 import pytest
 import tensorflow as tf
+from gpflow.quadrature import NDiagGHQuadrature
 
+import gpflow_hybrid as gh
+from gpflow_hybrid import tuning
+from gpflow_hybrid.inference.total_gradient import variational_inference
 from gpflow_hybrid.likelihoods.curvature import curvature
+from gpflow_hybrid.likelihoods.densities import values_of
 from gpflow_hybrid.likelihoods.expectations import (
     expectation_gradients,
     variational_expectations,
 )
 from gpflow_hybrid.likelihoods.node_rules import own_rule
-from gpflow_hybrid.likelihoods.on_arrays import on_arrays
+from gpflow_hybrid.likelihoods.on_arrays import Observations, OnArrays, on_arrays
 from gpflow_hybrid.likelihoods.ratio_gradients import ratio_gradients, tilted_log_prob
 from gpflow_hybrid.likelihoods.ratios import log_expected_ratio
 from tests.likelihood_cases import CASES
@@ -152,34 +157,121 @@ def test_a_node_where_the_density_overflows_has_no_part() -> None:
     assert all(np.isfinite(x).all() for x in found)
 
 
+ON_ARRAYS = sorted(set(CASES) - {"multiclass", "switched", "own_log_cosh"})
+WITH_PARAMETERS = ["gaussian", "student_t", "gamma", "beta", "ordinal"]
+
+
+def assert_alike(found: Any, expected: Any) -> None:
+    for x, y in zip(found, expected, strict=True):
+        assert isinstance(x, (np.ndarray, np.generic))
+        np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-12)
+
+
+def on_host(p: Problem) -> tuple[OnArrays, Observations, list[np.ndarray]]:
+    form = on_arrays(p.likelihood)
+    assert form is not None
+    data = Observations(*(x.numpy() for x in p.data), values_of(p.likelihood))
+    return form, data, [x.numpy() for x in (p.m, p.v, *p.sites)]
+
+
+@pytest.fixture(params=[1, 10**6], ids=["in many chunks", "in one"])
+def _chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "QUADRATURE_ELEMENTS", request.param)
+
+
+@pytest.mark.usefixtures("_chunks")
+@pytest.mark.parametrize("name", ON_ARRAYS)
+def test_expectations_of_arrays_are_those_of_tensors(name: str) -> None:
+    p = Problem(name)
+    form, data, (m, v, *_) = on_host(p)
+    X, Y = p.data
+    E = expectation_gradients(p.likelihood, X, p.m, p.v, Y)
+    found = form.expectations(data, m, v)
+    assert_alike(found, E)
+    g2 = -2.0 * E.variance
+    expected = curvature(p.likelihood, X, Y, p.m, p.v, g2)
+    assert_alike(form.curvature(data, m, v, g2.numpy()), expected)
+
+
+@pytest.mark.usefixtures("_chunks")
+@pytest.mark.parametrize("alpha", [1e-3, 0.3, 1.0])
+@pytest.mark.parametrize("name", ON_ARRAYS)
+def test_ratios_of_arrays_are_those_of_tensors(name: str, alpha: float) -> None:
+    p = Problem(name)
+    form, data, arrays = on_host(p)
+    ratios = form.ratios(alpha)
+    assert ratios is not None
+    expected = ratio_gradients(p.likelihood, *p.data, p.m, p.v, *p.sites, alpha)
+    assert_alike(ratios(data, *arrays), expected)
+
+
+@pytest.mark.usefixtures("_chunks")
+@pytest.mark.parametrize("exists", [True, False])
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("name", WITH_PARAMETERS)
+def test_derivatives_in_parameters_of_arrays_are_those_of_tensors(
+    name: str, alpha: float, exists: bool
+) -> None:
+    """Also where a cavity does not exist, and the ELBO stands in."""
+    p = Problem(name)
+    if not exists:
+        p.sites[1] += tf.one_hot([3] + [-1] * (N - 1), N, 1e3, 0.0, axis=0, dtype=tf.float64)[:, :1]
+    form, data, arrays = on_host(p)
+    weights = np.random.default_rng(5).normal(size=(2, N, 1))
+    weights = weights if alpha > 0.0 else 0.0 * weights
+    question = variational_inference(alpha).in_parameters
+    tensors = [tf.constant(x) for x in (*arrays, *weights)]
+    expected = question.answer(p.likelihood, *p.data, *tensors)
+    assert_alike(form.in_parameters(alpha)(data, *arrays, *weights), expected)
+
+
+def test_a_node_where_the_density_overflows_has_no_part_on_arrays() -> None:
+    form = on_arrays(gpflow.likelihoods.Gamma())
+    data = Observations(np.zeros((2, 1)), np.array([[1.0], [3.0]]), [np.array(1.0)])
+    m, v = np.zeros((2, 1)), np.full((2, 1), 1e4)
+    with np.errstate(all="ignore"):
+        found = form.ratios(1.0)(data, m, v, m, m)
+        own = form.in_parameters(1.0)(data, m, v, m, m, m, m)
+    assert all(np.isfinite(x).all() for x in (*found, *own))
+
+
 class OwnSoftmax(gpflow.likelihoods.Softmax):
     """The same, but nobody knows: tensors answer."""
 
 
-@pytest.mark.parametrize("num_classes", [2, 3, 5])
-def test_softmax_on_arrays_is_softmax_on_tensors(num_classes: int) -> None:
+class OwnQuadrature(NDiagGHQuadrature):
+    """The same, but nobody knows."""
+
+
+def test_who_does_not_answer_on_arrays() -> None:
+    """Whatever may differ from what GPflow has made."""
+    L = gpflow.likelihoods
+    frozen = gpflow.utilities.freeze(L.StudentT())
+    for likelihood in [
+        OwnSoftmax(3),
+        frozen,
+        gpflow.utilities.freeze(gh.likelihoods.Ordinal(np.zeros(1))),
+        L.Gaussian(scale=gpflow.functions.Linear(A=[[0.1]], b=[1.0])),
+        L.StudentT(quadrature=OwnQuadrature(1, 10)),
+        *(CASES[name].make() for name in set(CASES) - set(ON_ARRAYS)),
+    ]:
+        assert on_arrays(likelihood) is None
+
+
+@pytest.mark.parametrize("num_classes", [2, 5])
+def test_softmax_with_other_numbers_of_classes(num_classes: int) -> None:
     rng = np.random.default_rng(1)
     num = 40  # more than one chunk
-    X, Y = np.zeros((num, 1)), rng.integers(0, num_classes, size=(num, 1))
+    data = Observations(np.zeros((num, 1)), rng.integers(0, num_classes, size=(num, 1)))
     m, l1 = rng.normal(size=(2, num, num_classes))
     v = rng.uniform(0.1, 2.0, size=(num, num_classes))
     l2 = rng.uniform(-0.3, 0.4, size=(num, num_classes))
-    on = on_arrays(gpflow.likelihoods.Softmax(num_classes))
-    likelihood = OwnSoftmax(num_classes)
-    assert on is not None
-    assert on_arrays(likelihood) is None
+    likelihood = gpflow.likelihoods.Softmax(num_classes)
+    form = on_arrays(likelihood)
     tensors = [tf.constant(x) for x in (m, v, l1, l2)]
-    pairs: list[tuple[Any, Any]] = [
-        (on.expectations(X, Y, m, v), expectation_gradients(likelihood, X, *tensors[:2], Y)),
-        (on.curvature(X, Y, m, v, -m), curvature(likelihood, X, Y, *tensors[:2], -tensors[0])),
-    ]
-    for alpha in (0.05, 1.0):
-        ratios = on.ratios(alpha)
-        assert ratios is not None
-        pairs.append(
-            (ratios(X, Y, m, v, l1, l2), ratio_gradients(likelihood, X, Y, *tensors, alpha))
-        )
-    for found, expected in pairs:
-        for x, y in zip(found, expected, strict=True):
-            np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-11)
-    assert on.ratios(1e-3) is None  # where (1/α) log Σ w exp(αh) needs more care
+    X, Y = data.X, data.Y
+    m_, v_ = tensors[:2]
+    assert_alike(form.expectations(data, m, v), expectation_gradients(likelihood, X, m_, v_, Y))
+    assert_alike(form.curvature(data, m, v, -m), curvature(likelihood, X, Y, m_, v_, -m_))
+    expected = ratio_gradients(likelihood, X, Y, *tensors, 1.0)
+    assert_alike(form.ratios(1.0)(data, m, v, l1, l2), expected)

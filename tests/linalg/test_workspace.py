@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from gpflow_hybrid import tuning
 from gpflow_hybrid.linalg import lapack, workspace
+from gpflow_hybrid.linalg.distances import distances_of_rows
 from gpflow_hybrid.linalg.workspace import (
     ALIGNMENT,
     MAX_IDLE,
@@ -248,7 +249,7 @@ def test_nothing_reads_fresh_memory(signs: str, monkeypatch: pytest.MonkeyPatch)
         adjoints = [
             lapack.kernel_adjoint(Sigma, lambda_2, beta, r, v_bar) for v_bar in (r, np.zeros(70))
         ]
-        found = [lapack.squared_distances(X), *q, Sigma, *adjoints]
+        found = [distances_of_rows(X), *q, Sigma, *adjoints]
         return [*found, *e_step(DensePrior(K, mean), sites)]
 
     def poisoned(n: int, dtype: Any) -> np.ndarray:

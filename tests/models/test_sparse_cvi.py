@@ -356,3 +356,12 @@ def test_the_ep_like_value_is_close_to_the_marginalised_models_evidence() -> Non
     error = float(sampled.standard_error)
     # EP-like is no bound and has an error of its own, smaller than 0.02 nats here.
     assert abs(value - float(sampled.log_marginal_likelihood)) < 3.0 * error + 0.02
+
+
+def test_a_likelihood_too_narrow_for_the_inner_rule_is_told() -> None:
+    problem = sparse_problem("student_t")
+    model = problem.model(likelihood=gpflow.likelihoods.StudentT(scale=0.01))
+    found = model.infer(problem.data)
+    assert not found.converged
+    assert "too coarse" in found.message
+    assert problem.model().infer(problem.data).converged

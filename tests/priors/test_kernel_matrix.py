@@ -16,7 +16,7 @@ import tensorflow as tf
 import gpflow_hybrid as gh
 from gpflow_hybrid import tuning
 from gpflow_hybrid.covariances import covariance
-from gpflow_hybrid.linalg import elementwise, lapack
+from gpflow_hybrid.linalg import distances, elementwise
 from gpflow_hybrid.linalg.distances import differentiable, squared_distances
 from gpflow_hybrid.linalg.elementwise import of_distances
 from gpflow_hybrid.priors import KernelMatrix
@@ -56,13 +56,13 @@ def assert_all_close(found: list[Any], expected: list[Any]) -> None:
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by the number of rows whenever distances are computed."""
     sizes: list[int] = []
-    compute = lapack.squared_distances
+    compute = distances.distances_of_rows
 
     def counted(X: np.ndarray) -> np.ndarray:
         sizes.append(len(X))
         return compute(X)
 
-    monkeypatch.setattr(lapack, "squared_distances", counted)
+    monkeypatch.setattr(distances, "distances_of_rows", counted)
     return sizes
 
 

@@ -1,0 +1,60 @@
+"""What a sparse model asks of a likelihood: the likelihood of the projections of some data.
+
+For data with residual variances ``k̃`` and the marginals ``N(m, v)`` of their projections a,
+
+    E(m, v) = E_q(a)[log p̃(a)],     ℓ_α = (1/α) log E_q(a)[(p̃(a)/t(a))^α]
+
+with ``p̃`` of :mod:`~gpflow_hybrid.likelihoods.marginalised`. As α → 0, ``log p̃ = E_N(f; a, k̃)[log p]`` and
+E is the likelihood's own expectation at ``(m, v + k̃)``: SVGP's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from .density import Array
+from .expectations import ExpectationGradients
+from .marginalised import Pulled
+from .ratio_gradients import RatioGradients
+
+
+class SiteWeights(NamedTuple):
+    """Weights of ``∂E/∂m`` and of ``∂E/∂v`` in a function that is differentiated, ``[N, L]``: that of the
+    latter is ``−2 b``."""
+
+    a: Array
+    b: Array
+
+
+class ProjectedLikelihood:
+    """The likelihood of the projections of some data."""
+
+    def expectations(self, m: Array, v: Array, largest: float = math.inf) -> ExpectationGradients:
+        """``E [N]``, ``∂E/∂m`` and ``∂E/∂v`` ``[N, L]``.
+
+        :param largest: variances are taken for no more than this.
+        """
+        raise NotImplementedError
+
+    def curvature(self, m: Array, v: Array) -> tuple[Array, ...]:
+        """``E_mm``, ``E_mv``, ``E_vm`` and ``E_vv``, ``[N, L, L]``."""
+        raise NotImplementedError
+
+    def ratios(self, m: Array, v: Array, lambda_1: Array, lambda_2: Array) -> RatioGradients:
+        """``Σ ℓ_α`` and its derivatives, ``[N, L]``; NaN where a cavity does not exist."""
+        raise NotImplementedError
+
+    def pull_back(self, m: Array, v: Array, sites: Any, weights: SiteWeights | None) -> Pulled:
+        """Derivatives in ``k̃`` and the parameters of ``Σ ℓ_α + Σ a E_m − 2 b E_v``, or of ``Σ E`` alone
+        where there are no weights."""
+        raise NotImplementedError
+
+    def inner_error(self, m: Array) -> float:
+        """The largest error of ``log p̃`` at the means, where it is a sum over nodes."""
+        return 0.0
+
+
+Maker = Callable[[Array, Array, Array], ProjectedLikelihood]
+"""A projected likelihood from X, Y and ``k̃`` of some data."""
