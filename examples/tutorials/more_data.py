@@ -205,8 +205,9 @@ axes.set(xlabel="step", ylabel="EP-like value of all data")
 _ = axes.legend()
 
 # %% [markdown]
-# The minibatches arrive where L-BFGS arrives with all data, up to their noise. For these data L-BFGS
-# is the better choice: it has no learning rate and knows when it has converged.
+# Most of the way is made in few steps; then the noise of the batches and the falling step size decide how
+# near to L-BFGS they end, and more steps are needed to go further. For these data L-BFGS is the better
+# choice: it has no learning rate and knows when it has converged.
 #
 # ## How many inducing points?
 #
