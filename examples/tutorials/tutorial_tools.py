@@ -17,7 +17,8 @@ import gpflow_hybrid as gh
 SHORT = "GPFLOW_HYBRID_SHORT_TUTORIALS"
 
 Setting = TypeVar("Setting")
-Model = gpflow.models.VGP | gh.CVIModel
+Data = tuple[np.ndarray, np.ndarray]
+Model = gpflow.models.VGP | gpflow.models.SVGP | gh.CVIModel | gh.SparseCVIModel
 
 
 def shortened(full: Setting, short: Setting) -> Setting:
@@ -44,19 +45,22 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Models trained on the same data, and how far VGP's ELBO is from CVIModel's at VGP's optimum."""
+    """Models trained on the same data, and how far the ELBO of GPflow's class, VGP or SVGP, is from ours at
+    its optimum."""
 
     rows: tuple[Row, ...]
     vgp_elbo: float
     cvi_elbo: float
-    """Of a CVIModel that has VGP's hyperparameters."""
+    """Of our class with VGP's hyperparameters."""
+    classes: tuple[str, str] = ("VGP", "CVIModel")
 
     @property
     def gap(self) -> float:
-        """CVIModel's ELBO less VGP's at the same hyperparameters: what is left for VGP to gain."""
+        """Our ELBO less GPflow's at the same hyperparameters: what is left for that to gain."""
         return self.cvi_elbo - self.vgp_elbo
 
     def __str__(self) -> str:
+        theirs, ours = self.classes
         lines = [f"{'':<20}{'seconds':>9}{'ELBO':>12}{'test log density':>18}"]
         lines += [
             f"{row.name:<20}{row.seconds:>9.1f}{row.elbo:>12.4f}{row.test_log_density:>18.4f}"
@@ -65,8 +69,8 @@ class Comparison:
         return "\n".join(
             [
                 *lines,
-                f"At VGP's hyperparameters the ELBO is {self.vgp_elbo:.5f} in VGP and "
-                f"{self.cvi_elbo:.5f} in CVIModel.",
+                f"At {theirs}'s hyperparameters the ELBO is {self.vgp_elbo:.5f} in {theirs} and "
+                f"{self.cvi_elbo:.5f} in {ours}.",
             ]
         )
 
@@ -76,30 +80,40 @@ class Comparison:
 
 def compare(
     models: Mapping[str, Model],
-    test_data: tuple[np.ndarray, np.ndarray],
+    test_data: Data,
     train: Callable[[Model], object] = fit,
+    data: Data | None = None,
 ) -> Comparison:
     """Train each of ``models``, by name, and put time, ELBO and mean test log density side by side.
 
-    One of them is a VGP. Seconds are those of training, TensorFlow's tracing included.
+    One of them is a VGP, or an SVGP. Seconds are those of training, TensorFlow's tracing included.
+
+    :param data: of models that do not hold them.
     """
+    held = () if data is None else (data,)
     rows = []
     for name, model in models.items():
         start = time.perf_counter()
         train(model)
         seconds = time.perf_counter() - start
         density = float(np.mean(model.predict_log_density(test_data)))
-        rows.append(Row(name, seconds, float(model.elbo()), density))
-    vgp = next(model for model in models.values() if isinstance(model, gpflow.models.VGP))
-    cvi = next(model for model in models.values() if isinstance(model, gh.CVIModel))
-    return Comparison(tuple(rows), float(vgp.elbo()), elbo_at_hyperparameters_of(vgp, cvi))
+        rows.append(Row(name, seconds, float(model.elbo(*held)), density))
+    of_gpflow, of_ours = (gpflow.models.VGP, gpflow.models.SVGP), (gh.CVIModel, gh.SparseCVIModel)
+    theirs = next(model for model in models.values() if isinstance(model, of_gpflow))
+    ours = next(model for model in models.values() if isinstance(model, of_ours))
+    return Comparison(
+        tuple(rows),
+        float(theirs.elbo(*held)),
+        elbo_at_hyperparameters_of(theirs, ours, *held),
+        (type(theirs).__name__, type(ours).__name__),
+    )
 
 
-def elbo_at_hyperparameters_of(vgp: gpflow.models.VGP, cvi: gh.CVIModel) -> float:
-    """The ELBO of a copy of ``cvi`` with the hyperparameters of ``vgp``."""
-    twin = copy.deepcopy(cvi)
+def elbo_at_hyperparameters_of(theirs: Model, ours: Model, *data: Data) -> float:
+    """The ELBO of a copy of ``ours`` with the hyperparameters of ``theirs``."""
+    twin = copy.deepcopy(ours)
     shared = gpflow.utilities.parameter_dict(twin).keys()
-    values = gpflow.utilities.read_values(vgp)
+    values = gpflow.utilities.read_values(theirs)
     gpflow.utilities.multiple_assign(twin, {k: v for k, v in values.items() if k in shared})
-    twin.infer()
-    return float(twin.elbo())
+    twin.infer(*data)
+    return float(twin.elbo(*data))

@@ -181,3 +181,32 @@ def which_objective(run: Run) -> None:
     )
     assert sonar > 3.0 * diabetes > 0.0
     assert {row["data set"] for row in run["table"]} >= {"sonar", "diabetes"}
+
+
+def more_data(run: Run) -> None:
+    same_elbo(run)
+    comparison = run["comparison"]
+    assert abs(comparison["SVGP"].elbo - comparison["SparseCVI, ELBO"].elbo) < 1e-2
+    assert comparison["SparseCVI, EP-like"].elbo < comparison["SparseCVI, ELBO"].elbo
+    by_elbo, by_ep_like = run["values"]["elbo"], run["values"]["ep_like"]
+    assert by_elbo[0] > by_ep_like[0]  # each is best by its own value
+    assert by_ep_like[1] > by_elbo[1]
+    assert all(bound <= value for bound, value in (by_elbo, by_ep_like))
+    theirs, ours = np.transpose(run["steps"])
+    np.testing.assert_allclose(ours, theirs, rtol=1e-8)
+    assert run["report"].converged
+    np.testing.assert_allclose(run["from_stream"], run["from_arrays"], rtol=1e-10)
+    # From the prior most of the way to the optimum; the full run is longer.
+    (_, first), *_, (_, last) = run["trace"]
+    assert last > run["optimum"] - 0.3 * (run["optimum"] - first)
+    few, *_, many = run["sizes"]
+    for objective in ("elbo", "ep_like"):
+        assert run["curves"][objective, many][0] > run["curves"][objective, few][0]
+    gaps = []
+    for M in (few, many):  # the two objectives draw near each other at equal hyperparameters
+        at = [run["build"](o, gh.inducing_points(run["data"][0], M)) for o in ("elbo", "ep_like")]
+        bound, value = (-float(model.training_loss(run["data"])) for model in at)
+        gaps.append(value - bound)
+    assert gaps[0] > gaps[1] > 0.0
+    assert run["softmax"].q_mu.shape[1] == run["num_classes"]
+    assert np.isfinite(run["softmax_result"].fun)
