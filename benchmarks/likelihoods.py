@@ -1,7 +1,7 @@
 """Whole first fits with every kind of likelihood: before, now, and GPflow's VGP, in one run.
 
     python -m benchmarks.likelihoods
-    python -m benchmarks.likelihoods student_t softmax --size 400 --before v0.1
+    python -m benchmarks.likelihoods student_t softmax --size 400 --before e9325f7
 
 Every fit runs in a process of its own, one after the other: from building the model to the end of L-BFGS,
 tracing included, imports not. ``--before`` names a commit, whose ``gpflow_hybrid`` is measured too. *First*

@@ -34,10 +34,15 @@ def floating_variables(module: Module) -> list[tf.Variable]:
 
 
 def is_taken_apart(module: Module) -> bool:
-    """Whether it is made of GPflow's and this package's classes alone: those only read their parameters."""
+    """Whether it is made of GPflow's and this package's classes: those only read their parameters. What
+    else is in it, a bijector for example, must have no variables."""
     parts = (module, *(part for part in module.submodules if not isinstance(part, Parameter)))
-    own = ("gpflow.", "gpflow_hybrid.", "tensorflow_probability.")
-    return all(type(part).__module__.startswith(own) for part in parts)
+    own, foreign = ("gpflow.", "gpflow_hybrid."), "tensorflow_probability."
+    return all(
+        (name := type(part).__module__).startswith(own)
+        or (name.startswith(foreign) and not part.variables)
+        for part in parts
+    )
 
 
 def with_values(module: M, values: Sequence[tf.Tensor]) -> M:

@@ -1,8 +1,9 @@
 """Sizes at which one way becomes faster, or smaller, than another: all that was tuned to a machine.
 
 Found with ``python -m benchmarks.floor 614 1232 2500`` (times) and ``python -m benchmarks.memory 5000`` on
-two cores with 24 GB; a factor of two either way costs little. None of them changes a result by more than
-rounding.
+two cores with 24 GB, those of quadratures and whole systems with ``benchmarks.likelihoods``, those of
+sparse models with ``benchmarks.sparse_floor``; a factor of two either way costs little. None of them
+changes a result by more than rounding.
 """
 
 from __future__ import annotations

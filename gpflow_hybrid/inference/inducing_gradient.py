@@ -36,6 +36,16 @@ class InducingCollapse(NamedTuple):
 def collapse(
     rows: RowSums, start: SummedSites, tolerance: float, max_steps: int
 ) -> InducingCollapse:
+    """Infer, and the objective where inference has ended."""
+    solution = from_warm_start(rows, start, tolerance, max_steps)
+    if solution.status == INVALID_START:
+        return InducingCollapse(solution, np.nan, None)
+    return at_solution(rows, solution)
+
+
+def from_warm_start(
+    rows: RowSums, start: SummedSites, tolerance: float, max_steps: int
+) -> InducingSolution:
     """Infer from the given sites, and where that does not end near a solution from zero ones as well."""
     solution = inducing.solve(rows, start, tolerance, max_steps)
     if solution.residual > COLLAPSE.acceptable_residual and start.lambda_2.any():
@@ -43,9 +53,7 @@ def collapse(
         other = inducing.solve(rows, cold, tolerance, max_steps)
         better = other.elbo > solution.elbo or not np.isfinite(solution.elbo)
         solution = other if better else solution
-    if solution.status == INVALID_START:
-        return InducingCollapse(solution, np.nan, None)
-    return at_solution(rows, solution)
+    return solution
 
 
 def at_solution(rows: RowSums, solution: InducingSolution) -> InducingCollapse:

@@ -28,7 +28,7 @@ from scipy.sparse.linalg import LinearOperator, gmres
 from .. import tuning
 from ..likelihoods.curvature import Curvature
 from ..priors import Array, Covariance
-from ..priors.protocol import ReducedSolver
+from ..priors.protocol import Solver
 from .options import NEWTON
 
 Map = Callable[[Array], Array]
@@ -48,7 +48,7 @@ class NewtonSystem:
         self.mm, self.mv, self.vm, self.vv = (np.einsum("nll->ln", h) for h in curvature)
         self.g2 = g2
         self.c = 1.0 + damping
-        self._whole: ReducedSolver | None = None
+        self._whole: Solver | None = None
         v = covariance.variance
         self.units = np.stack([np.sqrt(v), v])
 
@@ -120,15 +120,16 @@ class NewtonSystem:
         self, apply: Map, r: Array, units: Array, tolerance: float, transpose: bool
     ) -> Array:
         """By GMRES; where that is slow and the system not large, by factors of all of it."""
-        factorise = getattr(self.covariance, "whole_solver", None)  # not every prior has them
-        if r.size > tuning.WHOLE_SYSTEM or factorise is None:
+        if r.size > tuning.WHOLE_SYSTEM:
             return _gmres(apply, r, units, tolerance, self._by_factors(transpose))[0]
         if self._whole is None:
             limit = NEWTON.whole_iterations
             x, converged = _gmres(apply, r, units, tolerance, self._by_factors(transpose), limit)
             if converged:
                 return x
-            self._whole = factorise(self.curvature, self.g2, self.c)
+            self._whole = self.covariance.whole_solver(self.curvature, self.g2, self.c)
+        if self._whole is None:
+            return _gmres(apply, r, units, tolerance, self._by_factors(transpose))[0]
         return self._whole(r, transpose)
 
     def _left_out(self) -> float:
@@ -185,7 +186,7 @@ class NewtonSystem:
         return self.g2.shape[-1] <= tuning.FEW_DATA
 
     @functools.cached_property
-    def _factors(self) -> ReducedSolver | None:
+    def _factors(self) -> Solver | None:
         return self.covariance.reduced_solver(self.mv, self.vm, self.vv, self.c)
 
     def _by_factors(self, transpose: bool) -> Map | None:

@@ -30,11 +30,11 @@ def in_parameters(
         m, v, lambda_1, lambda_2, wa, wb = arrays
         q = Marginals(m, v, tf.zeros([], m.dtype))
         fixed = FixedPoint(q, SiteValues(lambda_1, lambda_2), SitePair(wa, wb))
-        is_known = is_taken_apart(likelihood)
-        leaves = leaves_of(likelihood) if is_known else floating_variables(likelihood)
+        is_apart = is_taken_apart(likelihood)
+        leaves = leaves_of(likelihood) if is_apart else floating_variables(likelihood)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(leaves)
-            own = with_values(likelihood, leaves) if is_known else likelihood
+            own = with_values(likelihood, leaves) if is_apart else likelihood
             total = value(own, X, Y, fixed)
         zero = tf.UnconnectedGradients.ZERO
         found = tape.gradient(total, leaves, unconnected_gradients=zero)

@@ -247,7 +247,7 @@ def collapse(
         solution,
         q.log_normaliser + found.value,
         q,
-        SitePair(*np.zeros((2, *q.mean.shape))),
+        SitePair(np.zeros_like(q.mean), np.zeros_like(q.mean)),
         posterior.covariance(for_adjoint=True),
         found.m,
         found.v,

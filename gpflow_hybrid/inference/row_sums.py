@@ -80,9 +80,13 @@ class RowSums:
             residual = np.stack([p.residual for p in projections], 1)
             residual = np.ascontiguousarray(np.broadcast_to(residual, mean.shape))
             block = Block(X, projections, mean, self.make(X, Y, residual))
-            size += sum(p.A.nbytes for p in projections)
+            # With T, one for every latent, which is kept as well.
+            size += X.nbytes + sum(p.A.nbytes for p in projections)
+            size += mean.shape[1] * projections[0].A.nbytes
             if size <= tuning.KEPT_PROJECTIONS:
                 kept.append(block)
+            else:
+                kept.clear()
             yield block
         if size <= tuning.KEPT_PROJECTIONS:
             self._kept = kept

@@ -95,7 +95,7 @@ def collapse(
         at = end
         system = yield from newton_system(at, rough=alpha == 0.0, for_adjoint=True)
     solution = solution._replace(sites=end.sites, value=end.elbo, residual=end.residual_norm)
-    adjoint, weights = _bound(end), SitePair(*np.zeros((2, *end.q.mean.shape)))
+    adjoint, weights = _bound(end), SitePair(np.zeros_like(end.q.mean), np.zeros_like(end.q.mean))
     remarks: tuple[str, ...] = ()
     if alpha > 0.0:
         ratio = yield ratios(alpha)(end.q.mean, end.q.variance, *end.sites)
@@ -137,7 +137,7 @@ def at_fixed_sites(alpha: float, prior: Prior, sites: SiteValues, *_: Any) -> It
         ratio = yield ratios(alpha)(at.q.mean, at.q.variance, *sites)
         adjoint = Adjoint(at.q.log_normaliser + ratio.value, ratio.m, ratio.v)
     covariance = at.posterior.covariance(for_adjoint=True)
-    weights = SitePair(*np.zeros((2, *at.q.mean.shape)))
+    weights = SitePair(np.zeros_like(at.q.mean), np.zeros_like(at.q.mean))
     return Collapse(
         solution, adjoint.value, at.q, weights, covariance, adjoint.mean, adjoint.variance
     )

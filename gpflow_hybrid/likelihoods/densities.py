@@ -15,7 +15,7 @@ from gpflow.likelihoods import Likelihood
 from gpflow.likelihoods.utils import inv_probit
 
 from ..stand_ins import parameters_of
-from .density import Array, Density, Expected, InParameter
+from .density import Array, Density
 from .families import (
     BetaDensity,
     GammaDensity,
@@ -33,7 +33,7 @@ from .families import (
 from .ordinal import Ordinal
 from .probit import ProbitBernoulli
 
-__all__ = ["Binding", "Density", "Expected", "InParameter", "density_of", "values_of"]
+__all__ = ["Binding", "density_of", "values_of"]
 
 Binding = Callable[..., Density]
 """A density from observations Y ``[N, P]`` and the values of the likelihood's parameters."""
@@ -49,11 +49,11 @@ def density_of(likelihood: Likelihood) -> Binding | None:
     if len(values) == 1:
         if kind is L.Gaussian and likelihood.variance is values[0]:  # and not a scale
             return GaussianDensity
-        if kind is L.StudentT:
+        if kind is L.StudentT and likelihood.scale is values[0]:  # and not a function of X
             return functools.partial(_student_t, df=float(likelihood.df))
-        if kind is L.Beta and link is inv_probit:
+        if kind is L.Beta and link is inv_probit and likelihood.scale is values[0]:
             return BetaDensity
-        if kind is L.Gamma and link is tf.exp:
+        if kind is L.Gamma and link is tf.exp and likelihood.shape is values[0]:
             return GammaDensity
         if kind is Ordinal:
             return functools.partial(_ordinal, edges=np.asarray(likelihood.bin_edges, float))

@@ -167,7 +167,7 @@ class OnArrays:
         """How far the likelihood's own expectations are from exact, in units of the posterior."""
         E = self.expectations(data, m, v)
         mm = np.einsum("nll->nl", self.curvature(data, m, v, -2.0 * E.variance).mm)
-        if not self._has_independent_rule:
+        if self._bind is None or not self._has_independent_rule:
             return quadrature_error(E, mm, None, v)
 
         def of_some(data: Observations, m: Array, v: Array) -> tuple[Array, ...]:

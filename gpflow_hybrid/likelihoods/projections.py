@@ -114,7 +114,7 @@ class Marginalised(ProjectedLikelihood):
         a, b = weights
         first_bar = w[:, None, None] * (a - b * z / np.sqrt(v))
         nodes, _, _, tilted = self._tilted(m, v, sites)
-        if nodes.shape == own_nodes.shape:
+        if np.array_equal(nodes, own_nodes):
             return self.projected.pull_back(own_nodes, tilted, first_bar)
         one = self.projected.pull_back(nodes, tilted, np.zeros(nodes.shape))
         zeros = np.zeros(first_bar.shape if self.is_scalar else first_bar.shape[:2])
@@ -186,6 +186,11 @@ def own_rule_on_arrays(likelihood: Likelihood, num_latent: int) -> NodeRule | No
     return NodeRule(np.asarray(rule.z), np.asarray(rule.weights))
 
 
+def has_rule(likelihood: Likelihood) -> bool:
+    """Whether it takes expectations by nodes that are known."""
+    return own_rule_on_arrays(likelihood, int(likelihood.latent_dim or 1)) is not None
+
+
 @functools.cache
 def _coupled_rule(num_latent: int) -> NodeRule:
     if num_latent in NUM_OUTER_COUPLED:
@@ -199,7 +204,8 @@ def projected(likelihood: Likelihood, alpha: float, num_latent: int) -> Maker:
     """How the likelihood of projections is made for the power α; its parameters are read now."""
     is_scalar = isinstance(likelihood, ScalarLikelihood)
     own = own_rule_on_arrays(likelihood, num_latent)
-    bind = density_of(likelihood)
+    # Without known nodes it is asked through TensorFlow, in variables.
+    bind = density_of(likelihood) if own is not None else None
     values = values_of(likelihood) if bind is not None else []
     if alpha == 0.0:
         bound = None if bind is None else lambda Y: bind(Y, *values)
@@ -215,9 +221,12 @@ def projected(likelihood: Likelihood, alpha: float, num_latent: int) -> Maker:
                 f"The power must be 0 or 1 for {type(likelihood).__name__}, whose density is not "
                 f"smooth; found {alpha:g}."
             )
-        return lambda X, Y, variance: Marginalised(
-            Largest(likelihood, Y, variance), rule, False, alpha
-        )
+
+        def make_largest(X: Array, Y: Array, variance: Array) -> ProjectedLikelihood:
+            return Marginalised(Largest(likelihood, Y, variance), rule, False, alpha)
+
+        num_nodes = rule.z.size * int(likelihood.num_gauss_hermite_points)
+        return functools.partial(InChunks, make_largest, _rows_of(num_nodes))
 
     def make_marginalised(X: Array, Y: Array, variance: Array) -> ProjectedLikelihood:
         density: Density = bind(Y, *values) if bind is not None else Taped(likelihood, X, Y)
@@ -237,7 +246,8 @@ def _rows_of(num_nodes: int) -> int:
 def likelihood_gradients(likelihood: Likelihood, pulled: Sequence[Array]) -> list[Array]:
     """Derivatives in its floating variables from what :meth:`ProjectedLikelihood.pull_back` returns."""
     variables = floating_variables(likelihood)
-    if not variables or density_of(likelihood) is None:
+    by_values = density_of(likelihood) is not None and has_rule(likelihood)
+    if not variables or not by_values:
         return list(pulled)
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(variables)

@@ -93,7 +93,8 @@ class MinibatchModel(SparseSiteModel):
                 "The expected log likelihood of this batch is not finite under q(u), which is unchanged. "
                 "Rescale the data, or start from a smaller kernel variance."
             )
-        while lr > MINIBATCH.smallest_step:
+        shortest = MINIBATCH.smallest_step * lr
+        while lr > shortest:
             new = q.sites.step(target, lr)
             if InducingPosterior(new).is_valid:
                 self.sites.assign(self._as_site_values(new))

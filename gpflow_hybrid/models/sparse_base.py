@@ -145,7 +145,13 @@ class SparseSiteModel(GPModel):
 
     def _q(self) -> InducingPosterior:
         lambda_1, lambda_2 = (x.numpy() for x in self._site_values())
-        return InducingPosterior(SummedSites(lambda_1.T, lambda_2))
+        q = InducingPosterior(SummedSites(lambda_1.T, lambda_2))
+        if not q.is_valid:
+            raise InvalidPosteriorError(
+                "There is no valid q(u) for these sites: I + λ₂ is not positive definite, or a site is not "
+                "finite. Start again from model.sites.reset(), or run model.infer(data)."
+            )
+        return q
 
     def _start(self) -> SummedSites:
         lambda_1, lambda_2 = (x.numpy() for x in self.sites.values)

@@ -12,8 +12,8 @@ from gpflow.models.training_mixins import ExternalDataTrainingLossMixin
 
 from ..errors import NonFiniteError
 from ..inference.common import INVALID_START
-from ..inference.inducing import InducingSolution, solve
-from ..inference.inducing_gradient import InducingCollapse, collapse
+from ..inference.inducing import InducingSolution
+from ..inference.inducing_gradient import InducingCollapse, collapse, from_warm_start
 from ..inference.options import INDUCING, TRAINING
 from ..inference.reports import InferenceResult, sparse_report
 from ..objectives import power_of
@@ -76,7 +76,13 @@ class SparseCVIModel(MinibatchModel, ExternalDataTrainingLossMixin):
             return collapse(sums, self._start(), INDUCING.tolerance, INDUCING.max_steps)
 
     def _infer_again(self, rows: DataRows) -> None:
-        self._settle(self._collapse(rows).solution, rows)
+        with np.errstate(all="ignore"):
+            sums = self._sums(rows, power_of(self.objective))
+            found = from_warm_start(sums, self._start(), INDUCING.tolerance, INDUCING.max_steps)
+        if found.status == INVALID_START:
+            raise NonFiniteError(COULD_NOT_START)
+        self._remarks.make(found.residual, ())
+        self._settle(found, rows)
 
     def infer(self, data: Any, *, tolerance: float = 1e-6, max_steps: int = 200) -> InferenceResult:
         """Bring q(u) to the optimum for all data from where it is, and say how it went.
@@ -96,7 +102,7 @@ class SparseCVIModel(MinibatchModel, ExternalDataTrainingLossMixin):
         check_rows(rows.num_rows, self.num_data, all_of_them=True)
         sums = self._sums(rows, power_of(self.objective))
         with np.errstate(all="ignore"):
-            found = solve(sums, self._start(), tolerance, max_steps)
+            found = from_warm_start(sums, self._start(), tolerance, max_steps)
         if found.status == INVALID_START:
             raise NonFiniteError(COULD_NOT_START)
         self._settle(found, rows)

@@ -15,7 +15,7 @@ from ..linalg import Marginals, lapack
 from ..linalg.lapack import mirror, row_blocks, symmetric_product
 from ..linalg.workspace import Workspace, leave_workspace, take_workspace
 from ..sites import SiteValues
-from .protocol import Array, Posterior, ReducedSolver
+from .protocol import Array, Posterior, Solver
 
 
 class PriorMoments(NamedTuple):
@@ -148,7 +148,7 @@ class DenseCovariance:
                 out[rows] = np.einsum("ij,ij,j->i", A[rows], A[rows], y)
         return found
 
-    def reduced_solver(self, mv: Array, vm: Array, vv: Array, c: float) -> ReducedSolver:
+    def reduced_solver(self, mv: Array, vm: Array, vv: Array, c: float) -> Solver:
         """By LU factors of M, one matrix per latent."""
         like = self.Sigma[0]
         getrf, getrs = get_lapack_funcs(("getrf", "getrs"), (like,))
@@ -178,7 +178,7 @@ class DenseCovariance:
         M[np.diag_indices(len(M))] += c + np.finfo(M.dtype).eps * largest
         return M
 
-    def whole_solver(self, curvature: Sequence[Array], g2: Array, c: float) -> ReducedSolver:
+    def whole_solver(self, curvature: Sequence[Array], g2: Array, c: float) -> Solver:
         """By LU factors of the whole Newton system, where nothing can be eliminated from it.
 
         :param curvature: ``E_mm``, ``E_mv``, ``E_vm`` and ``E_vv``, ``[N, L, L]``.

@@ -5,7 +5,7 @@ Marginals and sites are ``[N, L]``; vectors that a covariance acts on are ``[L, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from ..sites import SiteValues
 
 Array = npt.NDArray[Any]
 
-ReducedSolver = Callable[[Array, bool], Array]
+Solver = Callable[[Array, bool], Array]
 """``M⁻¹x``, or ``M⁻ᵀx`` if the second argument is true."""
 
 
@@ -32,8 +32,11 @@ class Covariance(Protocol):
     def squared_product(self, x: Array) -> Array:
         """``(Σ∘Σ)x``."""
 
-    def reduced_solver(self, mv: Array, vm: Array, vv: Array, c: float) -> ReducedSolver | None:
+    def reduced_solver(self, mv: Array, vm: Array, vv: Array, c: float) -> Solver | None:
         """Solves with ``M = c I − 2 E_vv (Σ∘Σ) − (2/c) E_vm Σ E_mv (Σ∘Σ)``; None where it is too large."""
+
+    def whole_solver(self, curvature: Sequence[Array], g2: Array, c: float) -> Solver | None:
+        """Solves with the whole Newton system ``[2, L, N]``; None where it cannot be factorised."""
 
     def adjoint(self, beta: Array, mean_bar: Array, variance_bar: Array) -> tuple[Array, ...]:
         """Cotangents of the arrays that the prior was made of, in their order: of log Z, and of a function

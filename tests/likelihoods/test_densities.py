@@ -121,4 +121,9 @@ def test_other_likelihoods_are_not_known(name: str) -> None:
 def test_parameters_that_are_functions_are_not_known() -> None:
     linear = gpflow.functions.Linear(A=[[0.1]], b=[1.0])
     assert density_of(gpflow.likelihoods.StudentT(scale=linear)) is None
+    # Of one scalar parameter, as a constant scale is.
+    constant = gpflow.functions.Constant(0.5)
+    for kind, name in (("StudentT", "scale"), ("Beta", "scale"), ("Gamma", "shape")):
+        likelihood = getattr(gpflow.likelihoods, kind)(**{name: constant})
+        assert density_of(likelihood) is None
     assert density_of(gpflow.likelihoods.Bernoulli(invlink=tf.math.erf)) is None
