@@ -10,10 +10,11 @@ import numpy as np
 import tensorflow as tf
 from gpflow.likelihoods import Likelihood
 
+from ..stand_ins import floating_variables
 from .curvature import curvature
 from .density import Array, Density
 from .expectations import ExpectationGradients, expectation_gradients, variational_expectations
-from .marginalised import Pulled, floating_variables, gradients_of
+from .marginalised import Pulled, gradients_of
 from .node_rules import NodeRule, curvature_by, diagonal, expectation_gradients_by
 from .probit import ProbitBernoulli
 from .projected import ProjectedLikelihood, SiteWeights

@@ -22,6 +22,7 @@ import tensorflow as tf
 from gpflow.likelihoods import Likelihood, MultiClass, ScalarLikelihood
 from gpflow.quadrature import hermgauss
 
+from ..stand_ins import floating_variables
 from .density import Array, Density
 from .node_rules import PointDerivatives, point_derivatives
 from .nodes import hermite_product, mirrored_points
@@ -68,11 +69,6 @@ class Taped(Density):
             at = point_derivatives(self.likelihood, self.X, self.Y, tf.constant(f), False)
             total = tf.reduce_sum(log_prob_bar * at.log_prob) + tf.reduce_sum(first_bar * at.first)
         return gradients_of(tape, total, variables)
-
-
-def floating_variables(likelihood: Likelihood) -> list[tf.Variable]:
-    """The variables that it can be differentiated in."""
-    return [v for v in likelihood.variables if v.dtype.is_floating]
 
 
 def gradients_of(tape: tf.GradientTape, total: tf.Tensor, sources: Sequence[Any]) -> list[Array]:

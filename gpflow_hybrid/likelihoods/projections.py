@@ -16,7 +16,7 @@ from gpflow.quadrature import NDiagGHQuadrature
 
 from .. import tuning
 from ..errors import InvalidDataError
-from ..stand_ins import parameters_of
+from ..stand_ins import floating_variables, parameters_of
 from .averaged import Averaged
 from .densities import density_of, values_of
 from .density import Array, Density
@@ -28,7 +28,6 @@ from .marginalised import (
     Projected,
     Pulled,
     Taped,
-    floating_variables,
     gradients_of,
     inner_rule,
 )

@@ -13,11 +13,11 @@ from ..errors import InvalidPosteriorError, NonFiniteError
 from ..inference.inducing import InducingPosterior, Pair, SummedSites
 from ..inference.options import MINIBATCH
 from ..inference.row_sums import GradientSums, RowSums
-from ..likelihoods.marginalised import floating_variables
 from ..likelihoods.projections import likelihood_gradients
 from ..objectives import power_of
 from ..priors.inducing import InducingPrior
 from ..rows import DataRows
+from ..stand_ins import floating_variables
 from ..validation import check_step
 from .sparse_base import SparseSiteModel
 
