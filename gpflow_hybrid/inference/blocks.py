@@ -8,12 +8,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..likelihoods.expectations import ExpectationGradients
-from ..likelihoods.projected import ProjectedLikelihood, SiteWeights
+from ..likelihoods.projected import Moments, ProjectedLikelihood, SiteWeights
 from ..likelihoods.ratio_gradients import RatioGradients
+from ..linalg.products import (
+    combine,
+    project,
+    quadratic_forms,
+    solve_lower,
+    squared_norms,
+    weighted_gram,
+)
 from ..priors.inducing import Projection
 from ..priors.protocol import Array
-from ..sites import SiteValues
 from .inducing import InducingPosterior, Pair
 from .newton import per_datum
 
@@ -27,41 +33,58 @@ class Block:
     mean: Array  # μ₀ [N, L]
     likelihood: ProjectedLikelihood
     local: Local | None = None
-    """At the last q that was asked for more than expectations."""
+    """At the last q that was asked for."""
     slopes: Slopes | None = None
+    """The same."""
 
     def projection(self, latent: int) -> Array:
         """``A`` of a latent."""
         return self.projections[0 if len(self.projections) == 1 else latent].A
 
+    def at(self, q: InducingPosterior, *, curvature: bool = False) -> Local:
+        """What was found of q before, or is found now."""
+        if self.local is None or self.local.q is not q:
+            T, m, v = self.marginals(q)
+            moments = Moments(m, v, self.likelihood.expectations(m, v))
+            self.local, self.slopes = Local(q, T, moments), None
+        if curvature and not self.local.moments.curvature:
+            moments = self.local.moments
+            moments = moments._replace(curvature=self.likelihood.curvature(moments))
+            self.local = self.local._replace(moments=moments)
+        return self.local
+
+    def marginals(self, q: InducingPosterior) -> tuple[list[Array], Array, Array]:
+        """``T`` of every latent; mean, with ``μ₀``, and variance of every projection, ``[N, L]``."""
+        T = [solve_lower(C, self.projection(i)) for i, C in enumerate(q.chol)]
+        mean = np.stack([project(t, h) for t, h in zip(T, q.h, strict=True)], 1)
+        return T, mean + self.mean, np.stack([squared_norms(t) for t in T], 1)
+
+    def slopes_at(self, q: InducingPosterior) -> Slopes:
+        """The same of the objective."""
+        local = self.at(q, curvature=True)
+        if self.slopes is None:
+            self.slopes = Slopes.at(local.moments, self.likelihood.ratios(local.moments))
+        return self.slopes
+
 
 class Local(NamedTuple):
-    """The marginals of a block's projections and the expectations there, with their curvature."""
+    """A block at one q."""
 
     q: InducingPosterior
     T: list[Array]
     """``C⁻¹A`` of every latent."""
-    m: Array
-    v: Array
-    E: ExpectationGradients
-    curvature: tuple[Array, ...]
-
-    @property
-    def sites(self) -> SiteValues:
-        """``λ₁`` and ``λ₂`` that q says of every datum, ``[N, L]``."""
-        lambda_2 = -2.0 * self.E.variance
-        return SiteValues(self.E.mean + lambda_2 * self.m, lambda_2)
+    moments: Moments
 
     def of_rows(self, w: Pair) -> tuple[Array, Array]:
         """``Tᵀa`` and ``diag TᵀBT``, ``[L, N]`` each."""
-        a = np.stack([t.T @ x for t, x in zip(self.T, w.a, strict=True)])
-        squares = (np.einsum("mn,mn->n", t, B @ t) for t, B in zip(self.T, w.B, strict=True))
-        return a, np.stack(list(squares))
+        a = [project(t, x) for t, x in zip(self.T, w.a, strict=True)]
+        squares = [quadratic_forms(t, B) for t, B in zip(self.T, w.B, strict=True)]
+        return np.stack(a), np.stack(squares)
 
     def summed(self, x: Array, y: Array) -> Pair:
         """``Σ T x`` and ``Σ y T Tᵀ`` from ``[L, N]``."""
         return Pair(
-            np.stack([t @ each for t, each in zip(self.T, x, strict=True)]),
+            np.stack([combine(t, each) for t, each in zip(self.T, x, strict=True)]),
             np.stack([weighted_gram(t, each) for t, each in zip(self.T, y, strict=True)]),
         )
 
@@ -74,33 +97,23 @@ class Slopes(NamedTuple):
     """Of ``∂E/∂m`` and ``−2 ∂E/∂v``."""
 
     @classmethod
-    def at(cls, local: Local, ratios: RatioGradients) -> Slopes:
+    def at(cls, moments: Moments, ratios: RatioGradients) -> Slopes:
         """``c₁ = d₁`` and ``c₂ = d₂ + m d₁``, with d the derivatives in λ₁ and λ₂."""
-        m, v = local.m, local.v
+        m, v = moments.m, moments.v
         d1, d2 = ratios.lambda_1 + m, ratios.lambda_2 - 0.5 * (m * m + v)
         return cls(ratios, SiteWeights(d1, d2 + m * d1))
 
-    def in_marginals(self, local: Local, weights: SiteWeights) -> tuple[Array, Array]:
+    def in_marginals(self, moments: Moments, weights: SiteWeights) -> tuple[Array, Array]:
         """Derivatives of φ in m and v ``[N, L]``, with such weights on ``∂E/∂m`` and ``∂E/∂v``."""
-        mm, mv, vm, vv = local.curvature
+        mm, mv, vm, vv = moments.curvature
         a, b = (x.T for x in weights)
-        own = local.sites.lambda_2 * (self.ratios.lambda_1 + local.m)
+        own = moments.sites.lambda_2 * (self.ratios.lambda_1 + moments.m)
         into_m = per_datum(mm, a, True) - 2.0 * per_datum(vm, b, True)
         into_v = per_datum(mv, a, True) - 2.0 * per_datum(vv, b, True)
         return (
-            self.ratios.m + local.E.mean + own + into_m.T,
-            self.ratios.v + local.E.variance + into_v.T,
+            self.ratios.m + moments.E.mean + own + into_m.T,
+            self.ratios.v + moments.E.variance + into_v.T,
         )
-
-
-def weighted_gram(A: Array, weights: Array) -> Array:
-    """``A diag(x) Aᵀ`` for weights of either sign, by symmetric products."""
-    negative = weights < 0.0
-    if not negative.any():
-        B = A * np.sqrt(weights)
-        return B @ B.T
-    B, C = (A[:, s] * np.sqrt(np.abs(weights[s])) for s in (~negative, negative))
-    return B @ B.T - C @ C.T
 
 
 def total(parts: Iterable[Any]) -> Any:

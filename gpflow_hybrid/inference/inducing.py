@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from scipy.sparse.linalg import LinearOperator, gmres
 
-from ..priors.inducing import solve_lower
+from ..linalg.products import cholesky, congruence, solve_lower
 from ..priors.protocol import Array
 from .common import CONVERGED, EXHAUSTED, INVALID_START, STALLED
 from .options import INDUCING, NEWTON
@@ -65,11 +65,8 @@ class InducingPosterior:
         self.sites = sites
         M = sites.lambda_1.shape[1]
         eye = np.eye(M)
-        try:
-            self.chol = np.linalg.cholesky(eye + sites.lambda_2)
-            self.is_valid = bool(np.isfinite(self.chol).all() and np.isfinite(sites.lambda_1).all())
-        except np.linalg.LinAlgError:
-            self.is_valid = False
+        self.chol = np.stack([cholesky(eye + x) for x in sites.lambda_2])
+        self.is_valid = bool(np.isfinite(self.chol).all() and np.isfinite(sites.lambda_1).all())
         if not self.is_valid:
             return
         self.inverse = np.stack([solve_lower(C, eye) for C in self.chol])
@@ -84,12 +81,12 @@ class InducingPosterior:
         deviation."""
         d1, d2 = step
         a = d1 - np.einsum("lij,lj->li", d2, self.mean)
-        B = self.inverse @ d2 @ np.swapaxes(self.inverse, 1, 2)
+        B = np.stack([congruence(*x) for x in zip(self.inverse, d2, strict=True)])
         return Pair(np.einsum("lij,lj->li", self.inverse, a), B)
 
     def moved(self, x: Pair) -> SummedSites:
         """The sites after such a change."""
-        d2 = self.chol @ x.B @ np.swapaxes(self.chol, 1, 2)
+        d2 = np.stack([congruence(*y) for y in zip(self.chol, x.B, strict=True)])
         d1 = np.einsum("lij,lj->li", self.chol, x.a) + np.einsum("lij,lj->li", d2, self.mean)
         return SummedSites(self.sites.lambda_1 + d1, self.sites.lambda_2 + d2)
 

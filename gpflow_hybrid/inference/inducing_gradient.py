@@ -73,7 +73,8 @@ def at_solution(rows: RowSums, solution: InducingSolution) -> InducingCollapse:
 
 
 def weights(rows: RowSums, q: InducingPosterior, slope: Pair) -> tuple[Pair, float]:
-    """``w`` and the relative error of the solved system; every product is a sum over the rows."""
+    """``w`` and the relative error of the solved system, where it matters; every product is a sum over the
+    rows."""
     num_latent = len(q.h)
     r = slope.flat()
     size = float(np.linalg.norm(r))
@@ -90,9 +91,11 @@ def weights(rows: RowSums, q: InducingPosterior, slope: Pair) -> tuple[Pair, flo
         J,
         r,
         rtol=INDUCING.weights_tolerance,
+        atol=INDUCING.weights_error,
         restart=limit,
         maxiter=1,
         callback=seen.append,
         callback_type="pr_norm",
     )
-    return Pair.of_flat(w, num_latent), float(seen[-1])
+    error = float(seen[-1])
+    return Pair.of_flat(w, num_latent), error if error * size > INDUCING.weights_error else 0.0

@@ -129,8 +129,9 @@ class InducingOptions:
     """Part of a natural-gradient step below which the ELBO cannot be raised any more."""
     rounding_error: float = 1e-13
     """Of the ELBO, relative to its terms: sums of many."""
-    tolerance: float = 1e-7
-    """Residual to which a training loss infers."""
+    tolerance: float = 1e-6
+    """Residual to which a training loss infers: the value feels it to second order, the gradient to first,
+    both in units of q."""
     max_steps: int = 200
     """Steps that it may try from one start."""
     patience: int = 8
@@ -142,9 +143,12 @@ class InducingOptions:
     newton_iterations: int = 40
     """and of GMRES for them."""
     weights_tolerance: float = 1e-8
-    """Relative error of the weights in the total gradient."""
+    """Relative error of the weights in the total gradient,"""
+    weights_error: float = 1e-7
+    """or the absolute one, nats for a standard deviation of q: where data are many the weights are small,
+    and the gradient hardly has to do with them;"""
     weights_iterations: int = 100
-    """Of GMRES for them."""
+    """and of GMRES for them."""
 
 
 @dataclasses.dataclass(frozen=True)

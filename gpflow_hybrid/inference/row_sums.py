@@ -13,12 +13,13 @@ import numpy as np
 
 from .. import tuning
 from ..likelihoods.expectations import expected_log_site
-from ..likelihoods.projected import Maker, SiteWeights
+from ..likelihoods.projected import Maker, Moments, SiteWeights
+from ..linalg.products import combine, product, solve_lower, weighted_gram
 from ..linalg.threads import blas_threads_for
-from ..priors.inducing import InducingPrior, ProjectionBar, solve_lower
+from ..priors.inducing import InducingPrior, ProjectionBar
 from ..priors.protocol import Array
 from ..rows import DataRows
-from .blocks import Block, Local, Slopes, total, weighted_gram
+from .blocks import Block, total
 from .inducing import ExpectationSums, InducingPosterior, Pair, SummedSites
 from .newton import per_datum
 
@@ -91,13 +92,6 @@ class RowSums:
         if size <= tuning.KEPT_PROJECTIONS:
             self._kept = kept
 
-    @staticmethod
-    def _marginals(block: Block, q: InducingPosterior) -> tuple[list[Array], Array, Array]:
-        """``T`` of every latent; mean, without ``μ₀``, and variance of every projection, ``[N, L]``."""
-        T = [solve_lower(C, block.projection(i)) for i, C in enumerate(q.chol)]
-        mean = np.stack([t.T @ h for t, h in zip(T, q.h, strict=True)], 1)
-        return T, mean, np.stack([np.einsum("mn,mn->n", t, t) for t in T], 1)
-
     def expectations(
         self, q: InducingPosterior, largest_variance: float = np.inf
     ) -> ExpectationSums:
@@ -105,15 +99,18 @@ class RowSums:
         return self._sum(self._expectations, q, largest_variance)
 
     def _expectations(self, block: Block, q: InducingPosterior, largest: float) -> ExpectationSums:
-        _, a, v = self._marginals(block, q)
-        E = block.likelihood.expectations(a + block.mean, v, largest)
+        if np.isfinite(largest):
+            _, m, v = block.marginals(q)
+            E = block.likelihood.expectations(m, v, largest)
+        else:
+            m, _, E, _ = block.at(q).moments
         lambda_2 = -2.0 * E.variance
-        lambda_1 = E.mean + lambda_2 * a
+        lambda_1 = E.mean + lambda_2 * (m - block.mean)
         A = [block.projection(i) for i in range(len(q.h))]
         return ExpectationSums(
             np.sum(E.value),
             SummedSites(
-                np.stack([each @ x for each, x in zip(A, lambda_1.T, strict=True)]),
+                np.stack([combine(each, x) for each, x in zip(A, lambda_1.T, strict=True)]),
                 np.stack([weighted_gram(each, x) for each, x in zip(A, lambda_2.T, strict=True)]),
             ),
         )
@@ -123,77 +120,64 @@ class RowSums:
         return float(self._sum(self._value, q))
 
     def _value(self, block: Block, q: InducingPosterior) -> float:
-        _, a, v = self._marginals(block, q)
-        m = a + block.mean
-        E = block.likelihood.expectations(m, v)
+        at = block.at(q).moments
         if self.alpha == 0.0:
-            return float(np.sum(E.value))
-        lambda_2 = -2.0 * E.variance
-        sites = (E.mean + lambda_2 * m, lambda_2)
-        log_t = np.sum(expected_log_site(m, v, *sites))
-        return float(block.likelihood.ratios(m, v, *sites).value + log_t)
+            return float(np.sum(at.E.value))
+        return float(block.likelihood.ratios(at).value + _expected_log_sites(at))
 
     def sites(self, q: InducingPosterior) -> SiteSummary:
         """Of the sites that q says of every datum."""
-        cavities, negative, errors = zip(*(self._sites(b, q) for b in self._blocks()), strict=True)
-        return SiteSummary(min(cavities), sum(negative), max(errors))
+        found = [self._sites(b, q) for b in self._blocks()]
+        return SiteSummary(
+            min(x.smallest_cavity for x in found),
+            sum(x.num_negative for x in found),
+            max(x.inner_error for x in found),
+        )
 
-    def _sites(self, block: Block, q: InducingPosterior) -> SiteSummary:
-        _, a, v = self._marginals(block, q)
-        m = a + block.mean
-        lambda_2 = -2.0 * block.likelihood.expectations(m, v).variance
-        error = block.likelihood.inner_error(m)
-        return SiteSummary(float(np.min(1.0 / v - lambda_2)), int(np.sum(lambda_2 < 0.0)), error)
-
-    def _local(self, block: Block, q: InducingPosterior) -> Local:
-        """What was kept with the block, or found now."""
-        if block.local is None or block.local.q is not q:
-            T, a, v = self._marginals(block, q)
-            m = a + block.mean
-            E, curvature = block.likelihood.expectations(m, v), block.likelihood.curvature(m, v)
-            block.local, block.slopes = Local(q, T, m, v, E, curvature), None
-        return block.local
-
-    def _slopes(self, block: Block, local: Local) -> Slopes:
-        if block.slopes is None:
-            ratios = block.likelihood.ratios(local.m, local.v, *local.sites)
-            block.slopes = Slopes.at(local, ratios)
-        return block.slopes
+    @staticmethod
+    def _sites(block: Block, q: InducingPosterior) -> SiteSummary:
+        at = block.at(q).moments
+        lambda_2 = at.sites.lambda_2
+        error = block.likelihood.inner_error(at.m)
+        return SiteSummary(float(np.min(1.0 / at.v - lambda_2)), int(np.sum(lambda_2 < 0)), error)
 
     def product(self, q: InducingPosterior, x: Pair) -> Pair:
         """``(∂G/∂q) x``."""
         return self._sum(self._product, q, x)
 
-    def _product(self, block: Block, q: InducingPosterior, x: Pair) -> Pair:
-        at = self._local(block, q)
+    @staticmethod
+    def _product(block: Block, q: InducingPosterior, x: Pair) -> Pair:
+        at = block.at(q, curvature=True)
         dm, squares = at.of_rows(x)
         dv = -squares
-        mm, mv, vm, vv = at.curvature
-        into_a = per_datum(mm, dm) + at.sites.lambda_2.T * dm + per_datum(mv, dv)
+        mm, mv, vm, vv = at.moments.curvature
+        into_a = per_datum(mm, dm) + at.moments.sites.lambda_2.T * dm + per_datum(mv, dv)
         return at.summed(into_a, -2.0 * (per_datum(vm, dm) + per_datum(vv, dv)))
 
     def transpose_product(self, q: InducingPosterior, w: Pair) -> Pair:
         """``(∂G/∂q)ᵀ w``."""
         return self._sum(self._transpose_product, q, w)
 
-    def _transpose_product(self, block: Block, q: InducingPosterior, w: Pair) -> Pair:
-        at = self._local(block, q)
+    @staticmethod
+    def _transpose_product(block: Block, q: InducingPosterior, w: Pair) -> Pair:
+        at = block.at(q, curvature=True)
         wa, wb = at.of_rows(w)
-        mm, mv, vm, vv = at.curvature
-        into_m = per_datum(mm, wa, True) + at.sites.lambda_2.T * wa - 2.0 * per_datum(vm, wb, True)
+        mm, mv, vm, vv = at.moments.curvature
+        into_m = per_datum(mm, wa, True) + at.moments.sites.lambda_2.T * wa
+        into_m -= 2.0 * per_datum(vm, wb, True)
         return at.summed(into_m, 2.0 * per_datum(vv, wb, True) - per_datum(mv, wa, True))
 
     def linearise(self, q: InducingPosterior) -> ObjectiveSums:
         """The objective and how it changes with q; α > 0."""
         return self._sum(self._linearise, q)
 
-    def _linearise(self, block: Block, q: InducingPosterior) -> ObjectiveSums:
-        at = self._local(block, q)
-        slopes = self._slopes(block, at)
-        m_bar, v_bar = slopes.in_marginals(at, slopes.weights)
-        slope = at.summed((m_bar - at.E.mean).T, (at.E.variance - v_bar).T)
-        log_t = np.sum(expected_log_site(at.m, at.v, *at.sites))
-        return ObjectiveSums(slopes.ratios.value + log_t, slope)
+    @staticmethod
+    def _linearise(block: Block, q: InducingPosterior) -> ObjectiveSums:
+        slopes, at = block.slopes_at(q), block.at(q)
+        E = at.moments.E
+        m_bar, v_bar = slopes.in_marginals(at.moments, slopes.weights)
+        slope = at.summed((m_bar - E.mean).T, (E.variance - v_bar).T)
+        return ObjectiveSums(slopes.ratios.value + _expected_log_sites(at.moments), slope)
 
     def pull_back(self, q: InducingPosterior, w: Pair | None) -> GradientSums:
         """Of ``Σ φ + wᵀG``, or of ``Σ E`` where there are no weights."""
@@ -201,25 +185,23 @@ class RowSums:
 
     def _pull_back(self, block: Block, q: InducingPosterior, w: Pair | None) -> GradientSums:
         if w is None:
-            T, a, v = self._marginals(block, q)
-            m = a + block.mean
-            E = block.likelihood.expectations(m, v)
-            m_bar, v_bar = E.mean, E.variance
-            pulled = block.likelihood.pull_back(m, v, (m, v), None)
+            at = block.at(q)
+            m_bar, v_bar = at.moments.E.mean, at.moments.E.variance
+            pulled = block.likelihood.pull_back(at.moments, None)
         else:
-            at = self._local(block, q)
-            T, slopes = at.T, self._slopes(block, at)
+            slopes, at = block.slopes_at(q), block.at(q)
             wa, wb = at.of_rows(w)
             weights = SiteWeights(slopes.weights.a + wa.T, slopes.weights.b + wb.T)
-            m_bar, v_bar = slopes.in_marginals(at, weights)
-            pulled = block.likelihood.pull_back(at.m, at.v, at.sites, weights)
+            m_bar, v_bar = slopes.in_marginals(at.moments, weights)
+            pulled = block.likelihood.pull_back(at.moments, weights)
         num_parts = len(block.projections)
         A_bars: list[Any] = [0.0] * num_parts
-        for i, (t, C) in enumerate(zip(T, q.chol, strict=True)):
-            t_bar = np.outer(q.h[i], m_bar[:, i]) + 2.0 * t * v_bar[:, i]
+        for i, (t, C) in enumerate(zip(at.T, q.chol, strict=True)):
+            t_bar = 2.0 * t * v_bar[:, i]
+            t_bar += np.outer(q.h[i], m_bar[:, i])
             if w is not None:
-                t_bar += np.outer(w.a[i], at.E.mean[:, i])
-                t_bar += (w.B[i] @ t) * (2.0 * at.sites.lambda_2[:, i])
+                t_bar += np.outer(w.a[i], at.moments.E.mean[:, i])
+                t_bar += product(w.B[i], t * (2.0 * at.moments.sites.lambda_2[:, i]))
             part = 0 if num_parts == 1 else i
             A_bars[part] = A_bars[part] + solve_lower(C, t_bar, transpose=True)
         residual = pulled.variance.T
@@ -228,3 +210,7 @@ class RowSums:
         A = [p.A for p in block.projections]
         found, products = self.prior.pull_back_rows(block.X, A, bars, m_bar)
         return GradientSums(found, products, pulled.parameters)
+
+
+def _expected_log_sites(at: Moments) -> float:
+    return float(np.sum(expected_log_site(at.m, at.v, *at.sites)))

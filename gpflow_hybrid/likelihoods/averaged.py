@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -17,7 +16,8 @@ from .expectations import ExpectationGradients, expectation_gradients, variation
 from .marginalised import Pulled, gradients_of
 from .node_rules import NodeRule, curvature_by, diagonal, expectation_gradients_by
 from .probit import ProbitBernoulli
-from .projected import ProjectedLikelihood, SiteWeights
+from .projected import Moments, ProjectedLikelihood, SiteWeights
+from .ratio_gradients import RatioGradients
 
 
 class Averaged(ProjectedLikelihood):
@@ -51,11 +51,11 @@ class Averaged(ProjectedLikelihood):
         at = expectation_gradients(self.likelihood, self.X, tf.constant(m), tf.constant(v), self.Y)
         return ExpectationGradients(*(x.numpy() for x in at))
 
-    def curvature(self, m: Array, v: Array) -> tuple[Array, ...]:
-        v = v + self.variance
+    def curvature(self, at: Moments) -> tuple[Array, ...]:
+        m, v = at.m, at.v + self.variance
         if isinstance(self.likelihood, ProbitBernoulli):
-            g2 = -2.0 * self.likelihood.expectation_derivatives(self.X, m, v, self.Y)[2]
-            return tuple(curvature(self.likelihood, self.X, self.Y, m, v, g2))
+            mv, vv = self.likelihood.expectation_curvature(self.X, m, v, self.Y)
+            return tuple(diagonal(x) for x in (2.0 * at.E.variance, mv, mv, vv))
         if self.density is not None:
             closed = self.density.expected(m, v)
             if closed is not None:
@@ -63,22 +63,24 @@ class Averaged(ProjectedLikelihood):
                 return mm, mv, mv, vv
             if self.rule is not None:
                 return curvature_by(self.rule, self.density.at, m, v)
-        at = tf.constant(m), tf.constant(v)
-        g2 = -2.0 * expectation_gradients(self.likelihood, self.X, *at, self.Y).variance
-        return tuple(x.numpy() for x in curvature(self.likelihood, self.X, self.Y, *at, g2))
+        tensors = (tf.constant(x) for x in (m, v, -2.0 * at.E.variance))
+        return tuple(x.numpy() for x in curvature(self.likelihood, self.X, self.Y, *tensors))
 
-    def pull_back(self, m: Array, v: Array, sites: Any, weights: SiteWeights | None) -> Pulled:
-        in_variance = self.expectations(m, v).variance
-        v = v + self.variance
+    def ratios(self, at: Moments) -> RatioGradients:
+        """Not asked for: the bound needs expectations alone."""
+        raise AssertionError("SVGP's bound has no ratios.")
+
+    def pull_back(self, at: Moments, weights: SiteWeights | None) -> Pulled:
+        m, v = at.m, at.v + self.variance
         if self.density is not None and self.rule is not None:
             # Sums over nodes are exact where expectations have closed forms: polynomials of f.
             nodes = m + np.sqrt(v) * self.rule.z[:, None, :]
             found = self.density.in_parameters(nodes)
             sums = [np.sum(np.tensordot(self.rule.weights, d.log_prob, 1)) for d in found]
-            return Pulled(in_variance, sums)
+            return Pulled(at.E.variance, sums)
         variables = floating_variables(self.likelihood)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)
-            at = (self.X, tf.constant(m), tf.constant(v), self.Y)
-            total = tf.reduce_sum(variational_expectations(self.likelihood, *at))
-        return Pulled(in_variance, gradients_of(tape, total, variables))
+            arguments = (self.X, tf.constant(m), tf.constant(v), self.Y)
+            total = tf.reduce_sum(variational_expectations(self.likelihood, *arguments))
+        return Pulled(at.E.variance, gradients_of(tape, total, variables))

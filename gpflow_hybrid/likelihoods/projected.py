@@ -10,14 +10,32 @@ E is the likelihood's own expectation at ``(m, v + k̃)``: SVGP's.
 
 from __future__ import annotations
 
+import abc
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from ..sites import SiteValues
 from .density import Array
 from .expectations import ExpectationGradients
 from .marginalised import Pulled
 from .ratio_gradients import RatioGradients
+
+
+class Moments(NamedTuple):
+    """The marginals of some projections ``[N, L]``, and the expectations there."""
+
+    m: Array
+    v: Array
+    E: ExpectationGradients
+    curvature: tuple[Array, ...] = ()
+    """``E_mm``, ``E_mv``, ``E_vm`` and ``E_vv``, ``[N, L, L]``, where they were asked for."""
+
+    @property
+    def sites(self) -> SiteValues:
+        """``λ₁ = E_m + λ₂m`` and ``λ₂ = −2 E_v``: what q says of every datum, ``[N, L]``."""
+        lambda_2 = -2.0 * self.E.variance
+        return SiteValues(self.E.mean + lambda_2 * self.m, lambda_2)
 
 
 class SiteWeights(NamedTuple):
@@ -28,28 +46,28 @@ class SiteWeights(NamedTuple):
     b: Array
 
 
-class ProjectedLikelihood:
+class ProjectedLikelihood(abc.ABC):
     """The likelihood of the projections of some data."""
 
+    @abc.abstractmethod
     def expectations(self, m: Array, v: Array, largest: float = math.inf) -> ExpectationGradients:
         """``E [N]``, ``∂E/∂m`` and ``∂E/∂v`` ``[N, L]``.
 
         :param largest: variances are taken for no more than this.
         """
-        raise NotImplementedError
 
-    def curvature(self, m: Array, v: Array) -> tuple[Array, ...]:
+    @abc.abstractmethod
+    def curvature(self, at: Moments) -> tuple[Array, ...]:
         """``E_mm``, ``E_mv``, ``E_vm`` and ``E_vv``, ``[N, L, L]``."""
-        raise NotImplementedError
 
-    def ratios(self, m: Array, v: Array, lambda_1: Array, lambda_2: Array) -> RatioGradients:
+    @abc.abstractmethod
+    def ratios(self, at: Moments) -> RatioGradients:
         """``Σ ℓ_α`` and its derivatives, ``[N, L]``; NaN where a cavity does not exist."""
-        raise NotImplementedError
 
-    def pull_back(self, m: Array, v: Array, sites: Any, weights: SiteWeights | None) -> Pulled:
+    @abc.abstractmethod
+    def pull_back(self, at: Moments, weights: SiteWeights | None) -> Pulled:
         """Derivatives in ``k̃`` and the parameters of ``Σ ℓ_α + Σ a E_m − 2 b E_v``, or of ``Σ E`` alone
         where there are no weights."""
-        raise NotImplementedError
 
     def inner_error(self, m: Array) -> float:
         """The largest error of ``log p̃`` at the means, where it is a sum over nodes."""

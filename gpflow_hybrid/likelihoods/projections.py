@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -32,10 +32,16 @@ from .marginalised import (
     inner_rule,
 )
 from .marginalised_probit import MarginalisedProbit
-from .node_rules import NodeRule, curvature_by, expectation_gradients_by, own_rule
-from .nodes import NUM_NODES, covering_nodes, hermite_product, mirrored_points
+from .node_rules import (
+    NodeRule,
+    PointDerivatives,
+    curvature_by,
+    expectation_gradients_by,
+    own_rule,
+)
+from .nodes import NUM_NODES, covering_nodes, hermite_product, mirrored_points, normalised
 from .probit import ProbitBernoulli
-from .projected import Maker, ProjectedLikelihood, SiteWeights
+from .projected import Maker, Moments, ProjectedLikelihood, SiteWeights
 from .ratio_gradients import RatioGradients
 from .ratios import cavity
 
@@ -49,6 +55,16 @@ SMALL_LEVERAGE = 0.5
 """``αλ₂v`` up to which the likelihood's own nodes for q resolve the cavity as well."""
 
 
+class Tilted(NamedTuple):
+    """Nodes under q, ``log p̃`` there, and the weights ``π ∝ w (p̃/t)^α`` of the data that they serve; zero
+    for all others."""
+
+    nodes: Array  # [Q, N, L]
+    at: PointDerivatives
+    weights: Array  # [Q, N, L] for a scalar likelihood, else [Q, N]
+    value: Array  # (1/α) log Σ w (p̃/t)^α
+
+
 class Marginalised(ProjectedLikelihood):
     """``p̃_α`` with sums over nodes of q."""
 
@@ -60,69 +76,79 @@ class Marginalised(ProjectedLikelihood):
         v = np.minimum(v, largest)
         return ExpectationGradients(*expectation_gradients_by(self.rule, self.projected.at, m, v))
 
-    def curvature(self, m: Array, v: Array) -> tuple[Array, ...]:
-        return curvature_by(self.rule, self.projected.at, m, v)
+    def curvature(self, at: Moments) -> tuple[Array, ...]:
+        return curvature_by(self.rule, self.projected.at, at.m, at.v)
 
-    def _nodes(self, m: Array, v: Array, lambda_1: Array, lambda_2: Array) -> tuple[Array, Array]:
-        """Nodes ``[Q, N, L]`` and log weights of q: its own, or such that cover the cavity too."""
-        leverage = self.alpha * lambda_2 * v
-        s = np.sqrt(v)
-        if not self.is_scalar or np.max(leverage) <= SMALL_LEVERAGE:
+    def _rules(self, at: Moments) -> Iterator[tuple[Any, Any, Any]]:
+        """Nodes ``[Q, N, L]`` and log weights of q, with the data that each serves: the likelihood's own
+        where they resolve the cavity, such that cover it too elsewhere."""
+        leverage = self.alpha * at.sites.lambda_2 * at.v
+        large = self.is_scalar & (leverage > SMALL_LEVERAGE)
+        if not large.all():
             log_weights = np.log(self.rule.weights)
             axes = (1,) * (2 if self.is_scalar else 1)
-            return m + s * self.rule.z[:, None, :], log_weights.reshape(-1, *axes)
-        cav = cavity(m, v, lambda_1, lambda_2, self.alpha)
-        return covering_nodes(m, v, cav.mean, cav.variance, NUM_NODES[1])
+            nodes = at.m + np.sqrt(at.v) * self.rule.z[:, None, :]
+            yield nodes, log_weights.reshape(-1, *axes), ~large
+        if large.any():
+            cav = cavity(at.m, at.v, *at.sites, self.alpha)
+            nodes, log_weights = covering_nodes(at.m, at.v, cav.mean, cav.variance, NUM_NODES[1])
+            yield nodes, log_weights, large
 
-    def _tilted(self, m: Array, v: Array, sites: Any, second: bool = False) -> tuple[Any, ...]:
-        """Nodes, derivatives there, ``(1/α) log Σ w exp(αh)`` and the tilted weights."""
-        lambda_1, lambda_2 = sites
-        nodes, log_weights = self._nodes(m, v, lambda_1, lambda_2)
-        at = self.projected.at(nodes, second)
-        log_t = (lambda_1 - 0.5 * lambda_2 * nodes) * nodes
-        finite = np.isfinite(at.log_prob)
-        h = np.where(finite, at.log_prob, 0.0) - (log_t if self.is_scalar else np.sum(log_t, -1))
-        tilted = np.where(finite, log_weights + self.alpha * h, -np.inf)
-        largest = np.max(tilted, axis=0)
-        weights = np.exp(tilted - largest)
-        total = np.sum(weights, axis=0)
-        value = (np.log(total) + largest) / self.alpha
-        no_cavity = ~np.all(self.alpha * lambda_2 * v < 1.0, axis=-1)
-        value[no_cavity] = np.nan
-        return nodes, at, value, weights / total
+    def _tilted(self, at: Moments) -> Iterator[Tilted]:
+        lambda_1, lambda_2 = at.sites
+        for nodes, log_weights, served in self._rules(at):
+            found = self.projected.at(nodes, False)
+            log_t = (lambda_1 - 0.5 * lambda_2 * nodes) * nodes
+            finite = np.isfinite(found.log_prob)
+            h = np.where(finite, found.log_prob, 0.0)
+            h = h - (log_t if self.is_scalar else np.sum(log_t, -1))
+            weights, total = normalised(np.where(finite, log_weights + self.alpha * h, -np.inf))
+            if self.is_scalar:
+                weights, total = np.where(served, weights, 0.0), np.where(served, total, 0.0)
+            yield Tilted(nodes, found, weights, total / self.alpha)
 
-    def ratios(self, m: Array, v: Array, lambda_1: Array, lambda_2: Array) -> RatioGradients:
-        nodes, at, value, weights = self._tilted(m, v, (lambda_1, lambda_2))
-        weights = weights if self.is_scalar else weights[..., None]
-        d_h = np.where(weights > 0.0, at.first - (lambda_1 - lambda_2 * nodes), 0.0)
-        return RatioGradients(
-            np.sum(value),
-            np.sum(weights * d_h, 0),
-            np.sum(weights * d_h * (nodes - m), 0) / (2.0 * v),
-            -np.sum(weights * nodes, 0),
-            0.5 * np.sum(weights * nodes * nodes, 0),
-        )
+    def ratios(self, at: Moments) -> RatioGradients:
+        lambda_1, lambda_2 = at.sites
+        value, d_m, d_v, d_1, d_2 = 0.0, *(np.zeros_like(at.m) for _ in range(4))
+        for nodes, found, pi, values in self._tilted(at):
+            pi = pi if self.is_scalar else pi[..., None]
+            d_h = np.where(pi > 0.0, found.first - (lambda_1 - lambda_2 * nodes), 0.0)
+            value += np.sum(values)
+            d_m += np.sum(pi * d_h, 0)
+            d_v += np.sum(pi * d_h * (nodes - at.m), 0) / (2.0 * at.v)
+            d_1 -= np.sum(pi * nodes, 0)
+            d_2 += 0.5 * np.sum(pi * nodes * nodes, 0)
+        exists = np.all(self.alpha * lambda_2 * at.v < 1.0)
+        return RatioGradients(value if exists else np.nan, d_m, d_v, d_1, d_2)
 
-    def pull_back(self, m: Array, v: Array, sites: Any, weights: SiteWeights | None) -> Pulled:
+    def pull_back(self, at: Moments, weights: SiteWeights | None) -> Pulled:
         z, w = self.rule.z[:, None, :], self.rule.weights
-        own_nodes = m + np.sqrt(v) * z
+        nodes = at.m + np.sqrt(at.v) * z
+        shape = nodes.shape if self.is_scalar else nodes.shape[:2]
         if weights is None:
-            shape = own_nodes.shape if self.is_scalar else own_nodes.shape[:2]
             log_bar = np.broadcast_to(w.reshape(-1, *(1,) * (len(shape) - 1)), shape)
-            return self.projected.pull_back(own_nodes, log_bar, np.zeros(own_nodes.shape))
+            return self.projected.pull_back(nodes, log_bar, np.zeros(nodes.shape))
         a, b = weights
-        first_bar = w[:, None, None] * (a - b * z / np.sqrt(v))
-        nodes, _, _, tilted = self._tilted(m, v, sites)
-        if np.array_equal(nodes, own_nodes):
-            return self.projected.pull_back(own_nodes, tilted, first_bar)
-        one = self.projected.pull_back(nodes, tilted, np.zeros(nodes.shape))
-        zeros = np.zeros(first_bar.shape if self.is_scalar else first_bar.shape[:2])
-        other = self.projected.pull_back(own_nodes, zeros, first_bar)
-        parameters = [x + y for x, y in zip(one.parameters, other.parameters, strict=True)]
-        return Pulled(one.variance + other.variance, parameters)
+        first_bar = w[:, None, None] * (a - b * z / np.sqrt(at.v))
+        bars = [(x.nodes, x.weights) for x in self._tilted(at)]
+        if bars[0][0].shape == nodes.shape:  # the likelihood's own nodes: both at once
+            pulled = [self.projected.pull_back(nodes, bars.pop(0)[1], first_bar)]
+        else:
+            pulled = [self.projected.pull_back(nodes, np.zeros(shape), first_bar)]
+        pulled += [self.projected.pull_back(x, bar, np.zeros(x.shape)) for x, bar in bars]
+        variances, parameters = zip(*pulled, strict=True)
+        return Pulled(sum(variances), [sum(x) for x in zip(*parameters, strict=True)])
 
     def inner_error(self, m: Array) -> float:
         return self.projected.inner_error(m)
+
+
+def _cut(x: Any, rows: slice) -> Any:
+    """Some rows of an array, or of a tuple of them."""
+    if not isinstance(x, tuple):
+        return x if x is None else x[rows]
+    cut = [_cut(each, rows) for each in x]
+    return tuple(cut) if type(x) is tuple else type(x)(*cut)
 
 
 class InChunks(ProjectedLikelihood):
@@ -133,10 +159,10 @@ class InChunks(ProjectedLikelihood):
         self.rows = [slice(i, i + size) for i in range(0, len(X), size)]
         self.parts = [make(X[r], Y[r], variance[r]) for r in self.rows]
 
-    def _each(self, function: Callable[..., Any], *arrays: Array) -> list[Any]:
+    def _each(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         def call(part: ProjectedLikelihood, rows: slice) -> Any:
             with np.errstate(all="ignore"):
-                return function(part, *(x[rows] for x in arrays))
+                return function(part, *(_cut(x, rows) for x in arguments))
 
         if len(self.parts) == 1:
             return [call(self.parts[0], self.rows[0])]
@@ -146,21 +172,17 @@ class InChunks(ProjectedLikelihood):
         found = self._each(lambda part, *x: part.expectations(*x, largest), m, v)
         return ExpectationGradients(*(np.concatenate(x) for x in zip(*found, strict=True)))
 
-    def curvature(self, m: Array, v: Array) -> tuple[Array, ...]:
-        found = self._each(lambda part, *x: part.curvature(*x), m, v)
+    def curvature(self, at: Moments) -> tuple[Array, ...]:
+        found = self._each(lambda part, x: part.curvature(x), at)
         return tuple(np.concatenate(x) for x in zip(*found, strict=True))
 
-    def ratios(self, m: Array, v: Array, lambda_1: Array, lambda_2: Array) -> RatioGradients:
-        found = self._each(lambda part, *x: part.ratios(*x), m, v, lambda_1, lambda_2)
+    def ratios(self, at: Moments) -> RatioGradients:
+        found = self._each(lambda part, x: part.ratios(x), at)
         values, *others = zip(*found, strict=True)
         return RatioGradients(np.sum(values), *(np.concatenate(x) for x in others))
 
-    def pull_back(self, m: Array, v: Array, sites: Any, weights: SiteWeights | None) -> Pulled:
-        def call(part: ProjectedLikelihood, *x: Array) -> Pulled:
-            mine = None if weights is None else SiteWeights(*x[4:])
-            return part.pull_back(x[0], x[1], x[2:4], mine)
-
-        found = self._each(call, m, v, *sites, *(weights or ()))
+    def pull_back(self, at: Moments, weights: SiteWeights | None) -> Pulled:
+        found = self._each(lambda part, *x: part.pull_back(*x), at, weights)
         variances, parameters = zip(*found, strict=True)
         totals = [np.sum(x, axis=0) for x in zip(*parameters, strict=True)]
         return Pulled(np.concatenate(variances), totals)
@@ -212,7 +234,8 @@ def projected(likelihood: Likelihood, alpha: float, num_latent: int) -> Maker:
         num_nodes = 1 if own is None or bind is None else own.z.size
         return functools.partial(InChunks, make, _rows_of(num_nodes))
     if type(likelihood) is ProbitBernoulli and alpha == 1.0:
-        return lambda X, Y, variance: MarginalisedProbit(likelihood, Y, variance)
+        # On one thread: BLAS' own wait for work beside it, and two take as long.
+        return functools.partial(MarginalisedProbit, likelihood)
     rule = own if is_scalar and own is not None else _coupled_rule(num_latent)
     if isinstance(likelihood, MultiClass):
         if alpha < 1.0:

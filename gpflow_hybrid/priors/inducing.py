@@ -24,10 +24,10 @@ from gpflow.inducing_variables import (
 )
 from gpflow.kernels import Kernel
 from gpflow.mean_functions import MeanFunction
-from scipy.linalg import blas
 
 from ..covariances import latent_kernels, prior_mean
 from ..errors import NonFiniteError
+from ..linalg.products import cholesky, product, solve_lower, squared_norms
 from ..stand_ins import is_taken_apart, parameters_of, with_values
 from .protocol import Array
 
@@ -47,11 +47,6 @@ class ProjectionBar(NamedTuple):
 
     A: Array
     residual: Array
-
-
-def solve_lower(L: Array, B: Array, *, transpose: bool = False) -> Array:
-    """``L⁻¹B``, or ``L⁻ᵀB``, of a lower triangular L; all in rows."""
-    return blas.dtrsm(1.0, L.T, B.T, side=1, lower=0, trans_a=int(transpose)).T
 
 
 def independent_parts(
@@ -106,13 +101,7 @@ class InducingPrior:
             parts = with_values(parts, self.sources)
         self.mean_function, self.num_latent = parts.mean_function, num_latent
         self.parts = independent_parts(parts.kernel, parts.inducing_variable)
-        self.chol: list[Array] = []
-        for K in self._Kuu():
-            array = K.numpy()
-            try:
-                self.chol.append(np.linalg.cholesky(array))
-            except np.linalg.LinAlgError:
-                self.chol.append(np.full_like(array, np.nan))
+        self.chol = [cholesky(K.numpy()) for K in self._Kuu()]
 
     @property
     def is_valid(self) -> bool:
@@ -144,7 +133,7 @@ class InducingPrior:
         for L, K, variance in zip(self.chol, cross, diagonal, strict=True):
             A = solve_lower(L, K.numpy())
             prior = variance.numpy()
-            residual = prior - np.einsum("mn,mn->n", A, A)
+            residual = prior - squared_norms(A)
             found.append(Projection(A, np.maximum(residual, SMALLEST_RESIDUAL * prior)))
         return found, mean.numpy()
 
@@ -157,7 +146,7 @@ class InducingPrior:
         for L, each, bar in zip(self.chol, A, bars, strict=True):
             total = bar.A - 2.0 * each * bar.residual
             cross_bars.append(solve_lower(L, total, transpose=True))
-            products.append(total @ each.T)
+            products.append(product(total, each.T))
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self.sources)
             cross, diagonal, mean = self._at_data(tf.constant(X))

@@ -1,0 +1,78 @@
+"""Products of matrices with a column for every datum, ``[M, N]``, and of the small ones beside them.
+
+All by SciPy's BLAS: NumPy brings a library of its own, and the threads of one wait for work, turning in
+circles, while those of the other compute; taken in turns, both need twice their time. Matrices are
+C-ordered: Fortran sees them transposed, so that nothing is copied.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.linalg import blas, lapack
+
+Array = npt.NDArray[Any]
+
+
+def cholesky(K: Array) -> Array:
+    """The lower factor of ``K = L Lᵀ``; NaN where K is not positive definite or not finite."""
+    upper, info = lapack.dpotrf(K.T, lower=0, clean=1)
+    return upper.T if info == 0 else np.full(K.shape, np.nan)
+
+
+def product(A: Array, B: Array) -> Array:
+    """``AB``, of matrices in either order."""
+    (left, trans_a), (right, trans_b) = _for_fortran(B), _for_fortran(A)
+    return blas.dgemm(1.0, left, right, trans_a=trans_a, trans_b=trans_b).T  # (BᵀAᵀ)ᵀ
+
+
+def congruence(A: Array, B: Array) -> Array:
+    """``A B Aᵀ``."""
+    return product(product(A, B), A.T)
+
+
+def _for_fortran(A: Array) -> tuple[Array, int]:
+    """A matrix that Fortran takes without a copy, and whether it has to be transposed to be ``Aᵀ``."""
+    return (A.T, 0) if A.flags.c_contiguous else (A, 1)
+
+
+def solve_lower(L: Array, B: Array, *, transpose: bool = False) -> Array:
+    """``L⁻¹B``, or ``L⁻ᵀB``, of a lower triangular L."""
+    return blas.dtrsm(1.0, L.T, B.T, side=1, lower=0, trans_a=int(transpose)).T
+
+
+def combine(A: Array, x: Array) -> Array:
+    """``A x``, a sum over the data."""
+    return blas.dgemv(1.0, A.T, x, trans=1)
+
+
+def project(A: Array, x: Array) -> Array:
+    """``Aᵀx``, a number for every datum."""
+    return blas.dgemv(1.0, A.T, x)
+
+
+def squared_norms(A: Array) -> Array:
+    """``diag AᵀA``."""
+    return np.einsum("mn,mn->n", A, A)
+
+
+def quadratic_forms(A: Array, B: Array) -> Array:
+    """``diag AᵀBA`` of a symmetric B: twice that of its lower triangle, half the price of ``BA``."""
+    lower = np.tril(B)
+    lower[np.diag_indices_from(lower)] *= 0.5
+    return 2.0 * np.einsum("mn,mn->n", A, blas.dtrmm(1.0, lower.T, A.T, side=1, lower=0).T)
+
+
+def weighted_gram(A: Array, weights: Array) -> Array:
+    """``A diag(x) Aᵀ`` for weights of either sign, by symmetric products."""
+    root, negative = np.sqrt(np.abs(weights)), weights < 0.0
+    B = A * root
+    if not negative.any():
+        upper = blas.dsyrk(1.0, B.T, trans=1)
+    else:
+        positive_part, negative_part = (np.compress(s, B, axis=1) for s in (~negative, negative))
+        upper = blas.dsyrk(1.0, positive_part.T, trans=1)
+        upper = blas.dsyrk(-1.0, negative_part.T, trans=1, beta=1.0, c=upper, overwrite_c=1)
+    return upper + np.triu(upper, 1).T
