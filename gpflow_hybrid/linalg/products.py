@@ -19,7 +19,8 @@ Array = npt.NDArray[Any]
 def cholesky(K: Array) -> Array:
     """The lower factor of ``K = L Lᵀ``; NaN where K is not positive definite or not finite."""
     upper, info = lapack.dpotrf(K.T, lower=0, clean=1)
-    return upper.T if info == 0 else np.full(K.shape, np.nan)
+    found = info == 0 and np.isfinite(upper).all()
+    return upper.T if found else np.full(K.shape, np.nan)
 
 
 def product(A: Array, B: Array) -> Array:
