@@ -70,10 +70,16 @@ def weighted_gram(A: Array, weights: Array) -> Array:
     """``A diag(x) Aᵀ`` for weights of either sign, by symmetric products."""
     root, negative = np.sqrt(np.abs(weights)), weights < 0.0
     B = A * root
+    upper = np.zeros((len(A), len(A)), order="F")
     if not negative.any():
-        upper = blas.dsyrk(1.0, B.T, trans=1)
+        upper = _add_gram(upper, B, 1.0)
     else:
-        positive_part, negative_part = (np.compress(s, B, axis=1) for s in (~negative, negative))
-        upper = blas.dsyrk(1.0, positive_part.T, trans=1)
-        upper = blas.dsyrk(-1.0, negative_part.T, trans=1, beta=1.0, c=upper, overwrite_c=1)
+        for sign, part in ((1.0, ~negative), (-1.0, negative)):
+            if part.any():
+                upper = _add_gram(upper, np.compress(part, B, axis=1), sign)
     return upper + np.triu(upper, 1).T
+
+
+def _add_gram(upper: Array, A: Array, sign: float) -> Array:
+    """``± AAᵀ`` added to an upper triangle."""
+    return blas.dsyrk(sign, A.T, trans=1, beta=1.0, c=upper, overwrite_c=1)
