@@ -36,8 +36,9 @@ class NewtonOptions:
     """For a step, one iteration without factors for so many data: more cost what factors do."""
     preconditioned_iterations: int = 200
     """Of GMRES with factors."""
-    whole_iterations: int = 40
-    """Of GMRES with factors before the whole system is factorised, which costs about as much."""
+    strong_curvature: float = 0.2
+    """Curvature of a datum's likelihood, in units of the posterior, in directions that are factorised to
+    precondition a coupled system."""
     eliminated_error: float = 0.01
     """Error of the likelihood's quadrature, in units of the posterior, up to which a is eliminated from a
     Newton system as if the quadrature were exact."""
