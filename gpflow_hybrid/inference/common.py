@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -97,8 +97,6 @@ class FixedPoint(NamedTuple):
 class Method:
     """How sites are updated and which value is learnt from: all that distinguishes two site models."""
 
-    key: Hashable
-    """What a compiled graph of the method depends on, beside the likelihood."""
     sites_key: str
     """What the fixed point depends on, beside model and data."""
     solve: Callable[[Prior, SiteValues, float, int], Iteration[Solution]]

@@ -266,7 +266,6 @@ def expectation_propagation(alpha: float) -> Method:
     """Power EP with power α as a method of inference and learning."""
     asked = questions_of(alpha)
     return Method(
-        key=("expectation propagation", alpha),
         sites_key=f"expectation propagation {alpha!r}",
         solve=functools.partial(propagate, alpha),
         collapse=functools.partial(collapse, alpha),

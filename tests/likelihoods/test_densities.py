@@ -16,6 +16,7 @@ from gpflow_hybrid.likelihoods.expectations import expectation_gradients
 from gpflow_hybrid.likelihoods.node_rules import point_derivatives
 from gpflow_hybrid.likelihoods.on_arrays import Observations, on_arrays
 from gpflow_hybrid.likelihoods.ratio_gradients import ratio_gradients
+from gpflow_hybrid.likelihoods.ratios import log_expected_power
 from gpflow_hybrid.linalg import Marginals
 from gpflow_hybrid.sites import SiteValues
 from gpflow_hybrid.stand_ins import parameters_of, with_values
@@ -171,6 +172,16 @@ def test_noise_is_integrated_in_closed_form(name: str) -> None:
         differences.append((ends[0] - ends[1]) / (2.0 * h))
     for derivative, difference in zip(derivatives, differences, strict=True):
         np.testing.assert_allclose(derivative[0, n, 0], difference, rtol=1e-5)
+
+
+def test_an_ordinal_density_is_closed_on_tensors_too() -> None:
+    """Also under a cavity so wide that no node falls into a bin."""
+    likelihood, X, Y, f = problem("ordinal")
+    likelihood.sigma.assign(1e-3)
+    m, v = f[0], np.geomspace(1e-2, 1e6, N)[:, None]
+    found = density_of(likelihood)(Y, *values_of(likelihood)).expected_power(m, v, 1.0)
+    expected = log_expected_power(likelihood, X, tf.constant(m), tf.constant(v), Y, 1.0)
+    np.testing.assert_allclose(found.value[:, 0], expected, rtol=1e-10)
 
 
 @pytest.mark.parametrize("name", sorted(UNKNOWN))
