@@ -11,7 +11,7 @@ import numpy as np
 from ..linalg import Marginals
 from ..priors import Array, Covariance, Prior
 from ..sites import SiteValues
-from .options import COLLAPSE
+from .options import COLLAPSE, REPORT
 from .questions import Iteration, Question
 
 # Status of a finished iteration.
@@ -113,7 +113,7 @@ class Method:
     """What to do when the steps did not suffice."""
     quadrature_error: Question | None = None
     """How far the quadrature that the method relies on is from exact, from m, v, λ₁ and λ₂."""
-    tolerated_error: float = 1e-2
+    tolerated_error: float = REPORT.own_error
     """Error of the quadrature, in units of the posterior, that is not worth a remark."""
     when_inaccurate: str | None = None
     """What to do then; None where the quadrature is the likelihood's own."""

@@ -162,6 +162,20 @@ class MinibatchOptions:
     """ρ below which no step is valid."""
 
 
+@dataclasses.dataclass(frozen=True)
+class ReportOptions:
+    """Of what is said after inference; errors of quadratures are in units of the posterior."""
+
+    own_error: float = 1e-2
+    """Of the likelihood's own quadrature: not worth a remark,"""
+    quadrature_failure: float = 0.5
+    """and above which its fixed point is not called converged."""
+    tilted_error: float = 1e-3
+    """Of the rule that expectation propagation chooses itself, not worth a remark."""
+    inner_error: float = 1e-2
+    """Of a log likelihood of projections, above which q(u) is not called converged."""
+
+
 INDUCING = InducingOptions()
 MINIBATCH = MinibatchOptions()
 NEWTON = NewtonOptions()
@@ -169,3 +183,4 @@ COLLAPSE = CollapseOptions()
 TRAINING = TrainingOptions()
 PROPAGATION = PropagationOptions()
 LAPLACE = LaplaceOptions()
+REPORT = ReportOptions()
