@@ -13,7 +13,8 @@ Exact expectations have ``E_mm + g₂ = 0``; then, and where the latents are not
 
 A small M is factorised; a large one is solved by GMRES at two products with Σ an iteration, few
 of which are needed near a solution, and factorised where that does not converge. What elimination leaves
-out, the error of a quadrature or the coupling of the latents, GMRES on the whole system puts right.
+out, the error of a quadrature or the coupling of the latents, GMRES on the whole system puts right,
+preconditioned with the :mod:`~gpflow_hybrid.inference.directions` in which the likelihood curves much.
 """
 
 from __future__ import annotations
@@ -121,10 +122,10 @@ class NewtonSystem:
     def _solve_whole(
         self, apply: Map, r: Array, units: Array, tolerance: float, transpose: bool
     ) -> Array:
-        """By GMRES, preconditioned with the strong directions."""
+        """By GMRES, preconditioned with the strong directions where the prior can."""
         solve = self._by_directions
         if solve is None:
-            return _gmres(apply, r, units, tolerance, self._by_factors(transpose))[0]
+            return _gmres(apply, r, units, tolerance)[0]
         return _gmres(apply, r, units, tolerance, lambda x: solve(x, transpose))[0]
 
     def _left_out(self) -> float:
@@ -188,13 +189,6 @@ class NewtonSystem:
     def _by_directions(self) -> Solver | None:
         return self._directions().solver(self.c)
 
-    def _by_factors(self, transpose: bool) -> Map | None:
-        """The solution if nothing were left out by elimination, to precondition with."""
-        factors = self._factors
-        if factors is None:
-            return None
-        return lambda r: self._eliminated(r, lambda rhs: factors(rhs, transpose), transpose)
-
 
 def _limit(size: int, tolerance: float, has_factors: bool) -> int:
     """Iterations that GMRES may take for so many data."""
@@ -211,11 +205,10 @@ def _gmres(
     units: Array,
     tolerance: float,
     precondition: Map | None = None,
-    limit: int | None = None,
 ) -> tuple[Array, bool]:
     """``A x = r`` in the given units, and whether it converged."""
     inverse: Map = (lambda x: x) if precondition is None else precondition
-    limit = limit or _limit(r.shape[-1], tolerance, precondition is not None)
+    limit = _limit(r.shape[-1], tolerance, precondition is not None)
 
     def operator(x: Array) -> Array:
         return (units * apply(inverse(x.reshape(r.shape) / units))).ravel()

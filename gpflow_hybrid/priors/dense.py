@@ -183,8 +183,11 @@ class DenseCovariance:
         for A, x, y in zip(self.Sigma, a, b, strict=True):
             mirror(A)
             for rows in row_blocks(len(data)):
-                part = A[data[rows]][:, data]
-                found[rows] += part * (x[rows, None] * x + part * (2.0 * y[rows, None] * y))
+                so_far = slice(rows.stop)  # on and below the diagonal
+                part = A[data[rows]][:, data[so_far]]
+                squares = part * (2.0 * y[rows, None] * y[so_far])
+                found[rows, so_far] += part * (x[rows, None] * x[so_far] + squares)
+        mirror(found)
         return found
 
     def adjoint(self, beta: Array, mean_bar: Array, variance_bar: Array) -> tuple[Array, Array]:
