@@ -5,7 +5,9 @@
 
 Every fit runs in a process of its own, one after the other: from building the model to the end of L-BFGS,
 tracing included, imports not. ``--before`` names a commit, whose ``gpflow_hybrid`` is measured too. *First*
-is the first training loss with its gradient, compiled; *best* is the loss at the end.
+is the first training loss with its gradient, compiled. Behind *now* are milliseconds per evaluation of the
+posterior in an E-step: per latent without the likelihood, which should be alike for all, and of the
+likelihood.
 """
 
 from __future__ import annotations
@@ -80,6 +82,8 @@ def compare(names: list[str], size: int, before: Path | None, vgp: bool, limit: 
                 else f"{label} {found['seconds']:.2f} ({found['first']:.2f}; "
                 f"{found['evaluations']:.0f}; {found['loss']:.4f})"
             )
+            if found is not None and "posterior" in found:
+                cells[-1] += f" {found['posterior']:.1f} + {found['likelihood']:.1f} ms"
         print(f"{name:16s} " + "   ".join(cells), flush=True)
 
 

@@ -49,6 +49,14 @@ def fingerprint(module: tf.Module) -> Hashable:
     )
 
 
+def _reference(value: Any) -> Callable[[], Any]:
+    """Weak where it can be: a function that a module has may hold the module."""
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return lambda: value
+
+
 def compiled(
     owner: tf.Module, key: Hashable, function: Callable[..., Any], *args: tf.Tensor
 ) -> Callable[..., Any]:
@@ -59,6 +67,8 @@ def compiled(
     """
     entries = _CACHE.setdefault(owner, {})
     full_key = (key, fingerprint(owner))
+    if full_key in entries and any(x() is None for x in entries[full_key][1]):
+        del entries[full_key]  # an identity in the key is another's by now
     if full_key not in entries:
         while len(entries) >= _MAX_ENTRIES:
             entries.pop(next(iter(entries)))
@@ -67,11 +77,10 @@ def compiled(
         def call(*args: Any) -> Any:
             return function(reference(), *args)
 
-        # The key has identities in it: what it identifies must live as long as the entry.
-        identified = [value for part in owner.submodules for value in (part, *vars(part).values())]
-        identified += vars(owner).values()
+        parts = (owner, *owner.submodules)
+        identified = [value for part in parts for value in (part, *vars(part).values())]
         graph = tf.function(call, reduce_retracing=True, autograph=False)
-        entries[full_key] = graph, identified
+        entries[full_key] = graph, [_reference(x) for x in identified if not isinstance(x, _VALUES)]
     # Traced here, because init_scope silences the tapes inside the trace too; run below, where a
     # tape of the caller does not see it.
     specs = [tf.TensorSpec(a.shape, a.dtype) for a in args]

@@ -1,7 +1,7 @@
 """Sizes at which one way becomes faster, or smaller, than another: all that was tuned to a machine.
 
 Found with ``python -m benchmarks.floor 614 1232 2500`` (times) and ``python -m benchmarks.memory 5000`` on
-two cores with 24 GB, those of quadratures and whole systems with ``benchmarks.likelihoods``, those of
+two cores with 24 GB, those of quadratures and coupled systems with ``benchmarks.likelihoods``, those of
 sparse models with ``benchmarks.sparse_floor``; a factor of two either way costs little. None of them
 changes a result by more than rounding.
 """
@@ -12,8 +12,8 @@ FEW_DATA = 300
 """Up to here a Newton system is factorised and its curvature is exact: iterations and rough curvature cost
 more than they save. Above, kernel matrices are evaluated and differentiated without intermediate ones."""
 
-WHOLE_SYSTEM = 4000
-"""Up to this size a Newton system is factorised as a whole where GMRES does not converge soon."""
+DIRECTIONS = 3000
+"""At most so many strong directions of a coupled Newton system are factorised."""
 
 LARGE_MATRIX = 3000
 """Above this size memory is dearer than arithmetic: ``Σ∘Σ`` is not kept, Σ is not kept for a second try,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from ..linalg import Marginals
 from ..priors import Array, Covariance, Prior
 from ..sites import SiteValues
-from .options import COLLAPSE
+from .options import COLLAPSE, REPORT
 from .questions import Iteration, Question
 
 # Status of a finished iteration.
@@ -97,8 +97,6 @@ class FixedPoint(NamedTuple):
 class Method:
     """How sites are updated and which value is learnt from: all that distinguishes two site models."""
 
-    key: Hashable
-    """What a compiled graph of the method depends on, beside the likelihood."""
     sites_key: str
     """What the fixed point depends on, beside model and data."""
     solve: Callable[[Prior, SiteValues, float, int], Iteration[Solution]]
@@ -115,7 +113,7 @@ class Method:
     """What to do when the steps did not suffice."""
     quadrature_error: Question | None = None
     """How far the quadrature that the method relies on is from exact, from m, v, λ₁ and λ₂."""
-    tolerated_error: float = 1e-2
+    tolerated_error: float = REPORT.own_error
     """Error of the quadrature, in units of the posterior, that is not worth a remark."""
     when_inaccurate: str | None = None
     """What to do then; None where the quadrature is the likelihood's own."""

@@ -230,7 +230,6 @@ def likelihood_value(
 def laplace() -> Method:
     """Laplace's method as a method of inference and learning."""
     return Method(
-        key="laplace",
         sites_key="laplace",
         solve=newton,
         collapse=collapse,

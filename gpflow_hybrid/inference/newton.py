@@ -13,7 +13,8 @@ Exact expectations have ``E_mm + g₂ = 0``; then, and where the latents are not
 
 A small M is factorised; a large one is solved by GMRES at two products with Σ an iteration, few
 of which are needed near a solution, and factorised where that does not converge. What elimination leaves
-out, the error of a quadrature or the coupling of the latents, GMRES on the whole system puts right.
+out, the error of a quadrature or the coupling of the latents, GMRES on the whole system puts right,
+preconditioned with the :mod:`~gpflow_hybrid.inference.directions` in which the likelihood curves much.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from .. import tuning
 from ..likelihoods.curvature import Curvature
 from ..priors import Array, Covariance
 from ..priors.protocol import Solver
+from .directions import StrongDirections
 from .options import NEWTON
 
 Map = Callable[[Array], Array]
@@ -48,9 +50,10 @@ class NewtonSystem:
         self.mm, self.mv, self.vm, self.vv = (np.einsum("nll->ln", h) for h in curvature)
         self.g2 = g2
         self.c = 1.0 + damping
-        self._whole: Solver | None = None
         v = covariance.variance
         self.units = np.stack([np.sqrt(v), v])
+        # The same for every damping.
+        self._directions = functools.cache(lambda: StrongDirections(covariance, curvature, g2))
 
     @functools.cached_property
     def is_coupled(self) -> bool:
@@ -63,8 +66,8 @@ class NewtonSystem:
         """The same with another μ."""
         other = copy.copy(self)
         other.c = 1.0 + damping
-        vars(other).pop("_factors", None)
-        vars(other)["_whole"] = None
+        for of_damping in ("_factors", "_by_directions"):
+            vars(other).pop(of_damping, None)
         return other
 
     def solve(self, r: Array, tolerance: float, *, exact: bool = False) -> Array:
@@ -119,18 +122,11 @@ class NewtonSystem:
     def _solve_whole(
         self, apply: Map, r: Array, units: Array, tolerance: float, transpose: bool
     ) -> Array:
-        """By GMRES; where that is slow and the system not large, by factors of all of it."""
-        if r.size > tuning.WHOLE_SYSTEM:
-            return _gmres(apply, r, units, tolerance, self._by_factors(transpose))[0]
-        if self._whole is None:
-            limit = NEWTON.whole_iterations
-            x, converged = _gmres(apply, r, units, tolerance, self._by_factors(transpose), limit)
-            if converged:
-                return x
-            self._whole = self.covariance.whole_solver(self.curvature, self.g2, self.c)
-        if self._whole is None:
-            return _gmres(apply, r, units, tolerance, self._by_factors(transpose))[0]
-        return self._whole(r, transpose)
+        """By GMRES, preconditioned with the strong directions where the prior can."""
+        solve = self._by_directions
+        if solve is None:
+            return _gmres(apply, r, units, tolerance)[0]
+        return _gmres(apply, r, units, tolerance, lambda x: solve(x, transpose))[0]
 
     def _left_out(self) -> float:
         """The largest ``E_mm + g₂`` in units of the posterior."""
@@ -189,12 +185,9 @@ class NewtonSystem:
     def _factors(self) -> Solver | None:
         return self.covariance.reduced_solver(self.mv, self.vm, self.vv, self.c)
 
-    def _by_factors(self, transpose: bool) -> Map | None:
-        """The solution if nothing were left out by elimination, to precondition with."""
-        factors = self._factors
-        if factors is None:
-            return None
-        return lambda r: self._eliminated(r, lambda rhs: factors(rhs, transpose), transpose)
+    @functools.cached_property
+    def _by_directions(self) -> Solver | None:
+        return self._directions().solver(self.c)
 
 
 def _limit(size: int, tolerance: float, has_factors: bool) -> int:
@@ -212,11 +205,10 @@ def _gmres(
     units: Array,
     tolerance: float,
     precondition: Map | None = None,
-    limit: int | None = None,
 ) -> tuple[Array, bool]:
     """``A x = r`` in the given units, and whether it converged."""
     inverse: Map = (lambda x: x) if precondition is None else precondition
-    limit = limit or _limit(r.shape[-1], tolerance, precondition is not None)
+    limit = _limit(r.shape[-1], tolerance, precondition is not None)
 
     def operator(x: Array) -> Array:
         return (units * apply(inverse(x.reshape(r.shape) / units))).ravel()

@@ -36,8 +36,9 @@ class NewtonOptions:
     """For a step, one iteration without factors for so many data: more cost what factors do."""
     preconditioned_iterations: int = 200
     """Of GMRES with factors."""
-    whole_iterations: int = 40
-    """Of GMRES with factors before the whole system is factorised, which costs about as much."""
+    strong_curvature: float = 0.2
+    """Curvature of a datum's likelihood, in units of the posterior, in directions that are factorised to
+    precondition a coupled system."""
     eliminated_error: float = 0.01
     """Error of the likelihood's quadrature, in units of the posterior, up to which a is eliminated from a
     Newton system as if the quadrature were exact."""
@@ -165,6 +166,20 @@ class MinibatchOptions:
     """ρ below which no step is valid."""
 
 
+@dataclasses.dataclass(frozen=True)
+class ReportOptions:
+    """Of what is said after inference; errors of quadratures are in units of the posterior."""
+
+    own_error: float = 1e-2
+    """Of the likelihood's own quadrature: not worth a remark,"""
+    quadrature_failure: float = 0.5
+    """and above which its fixed point is not called converged."""
+    tilted_error: float = 1e-3
+    """Of the rule that expectation propagation chooses itself, not worth a remark."""
+    inner_error: float = 1e-2
+    """Of a log likelihood of projections, above which q(u) is not called converged."""
+
+
 INDUCING = InducingOptions()
 MINIBATCH = MinibatchOptions()
 NEWTON = NewtonOptions()
@@ -172,3 +187,4 @@ COLLAPSE = CollapseOptions()
 TRAINING = TrainingOptions()
 PROPAGATION = PropagationOptions()
 LAPLACE = LaplaceOptions()
+REPORT = ReportOptions()

@@ -49,7 +49,7 @@ from .common import (
     without_state,
     zeros_like,
 )
-from .options import PROPAGATION
+from .options import PROPAGATION, REPORT
 from .own_parameters import in_parameters
 from .questions import Iteration, Question
 from .reports import QuadratureError
@@ -266,7 +266,6 @@ def expectation_propagation(alpha: float) -> Method:
     """Power EP with power α as a method of inference and learning."""
     asked = questions_of(alpha)
     return Method(
-        key=("expectation propagation", alpha),
         sites_key=f"expectation propagation {alpha!r}",
         solve=functools.partial(propagate, alpha),
         collapse=functools.partial(collapse, alpha),
@@ -283,7 +282,7 @@ def expectation_propagation(alpha: float) -> Method:
             "a smaller power alpha, or CVIModel."
         ),
         quadrature_error=asked.quadrature_error,
-        tolerated_error=1e-3,
+        tolerated_error=REPORT.tilted_error,
         when_inaccurate=(
             f"The quadrature (a rule of {NUM_NODES[1]} points) cannot resolve the tilted "
             "distributions, whose likelihood is too narrow for their cavities: widen the likelihood, "

@@ -35,14 +35,9 @@ from ..priors import Prior
 from ..sites import SiteValues
 from .common import CONVERGED, EXHAUSTED, Method, Solution
 from .inducing import InducingSolution
+from .options import REPORT
 from .questions import EXPECTATIONS, Iteration, Question
 from .row_sums import SiteSummary
-
-TOLERATED_INNER_ERROR = 1e-2
-"""Error of a log likelihood of projections above which q(u) is not called converged."""
-
-QUADRATURE_FAILURE = 0.5
-"""Error above which the fixed point of the likelihood's quadrature is not called converged."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +98,7 @@ def diagnosed(
 def report(found: Diagnosis, likelihood: Likelihood, method: Method) -> InferenceResult:
     """The result object of a finished iteration."""
     solution, error = found.solution, found.quadrature_error
-    trusted = error <= QUADRATURE_FAILURE
+    trusted = error <= REPORT.quadrature_failure
     lambda_2 = solution.sites.lambda_2
     return InferenceResult(
         converged=solution.status == CONVERGED and trusted,
@@ -135,7 +130,7 @@ def sparse_report(found: InducingSolution, sites: SiteSummary) -> InferenceResul
             "this is the limit of the arithmetic, and q(u) can be used, or the expectations of the "
             "likelihood are not smooth: give its quadrature more points."
         )
-    trusted = sites.inner_error <= TOLERATED_INNER_ERROR
+    trusted = sites.inner_error <= REPORT.inner_error
     if not trusted:
         message = (
             f"Not to be trusted: the quadrature that marginalises f given u is too coarse, with an error "

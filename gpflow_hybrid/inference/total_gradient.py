@@ -234,7 +234,6 @@ def fixed_sites(alpha: float) -> Method:
     """No inference: the objective ``L_α`` at the sites as they are, for an M-step."""
     return dataclasses.replace(
         variational_inference(alpha),
-        key=("fixed sites", alpha),
         collapse=functools.partial(at_fixed_sites, alpha),
         questions=(EXPECTATIONS, ratios(alpha)) if alpha > 0.0 else (EXPECTATIONS,),
     )
@@ -245,7 +244,6 @@ def variational_inference(alpha: float) -> Method:
     """CVI with the learning objective ``L_α`` as a method of inference and learning."""
     questions = (EXPECTATIONS, ROUGH_CURVATURE, CURVATURE)
     return Method(
-        key=("variational", alpha),
         sites_key="variational",
         solve=variational.solve,
         collapse=functools.partial(collapse, alpha),

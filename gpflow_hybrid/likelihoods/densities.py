@@ -30,8 +30,10 @@ from .families import (
     exponential,
     poisson,
 )
+from .node_rules import gauss_hermite_rule
 from .ordinal import Ordinal
 from .probit import ProbitBernoulli
+from .robust_max import RobustMaxDensity
 
 __all__ = ["Binding", "density_of", "values_of"]
 
@@ -57,6 +59,12 @@ def density_of(likelihood: Likelihood) -> Binding | None:
             return GammaDensity
         if kind is Ordinal:
             return functools.partial(_ordinal, edges=np.asarray(likelihood.bin_edges, float))
+        if kind is L.MultiClass and type(link) is L.RobustMax and link.epsilon is values[0]:
+            return functools.partial(
+                RobustMaxDensity,
+                num_classes=int(likelihood.num_classes),
+                rule=gauss_hermite_rule(int(likelihood.num_gauss_hermite_points)),
+            )
     if values:
         return None
     if kind is ProbitBernoulli:

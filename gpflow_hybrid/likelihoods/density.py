@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import numpy.typing as npt
 
-from .node_rules import PointDerivatives
+from .node_rules import NodeRule, PointDerivatives, diagonal
 
 Array = npt.NDArray[Any]
 
@@ -20,7 +22,8 @@ class InParameter(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """``E(m, v) = E_N(f; m, v)[log p]`` and its derivatives in closed form, ``[N, L]`` each."""
+    """``E(m, v) = E_N(f; m, v)[log p]`` and its derivatives in closed form, ``[N, L]`` each; where the
+    latents are coupled, value ``[N, 1]`` and second derivatives ``[N, L, L]``."""
 
     value: Array
     m: Array
@@ -28,6 +31,20 @@ class Expected(NamedTuple):
     mm: Array
     mv: Array
     vv: Array
+
+    @property
+    def curvature(self) -> tuple[Array, ...]:
+        """``E_mm``, ``E_mv``, ``E_vm`` and ``E_vv``, ``[N, L, L]``."""
+        mm, mv, vv = (x if x.ndim == 3 else diagonal(x) for x in self[3:])
+        return mm, mv, np.swapaxes(mv, 1, 2), vv
+
+
+class InExpectation(NamedTuple):
+    """Derivatives of ``E``, ``∂E/∂m`` and ``∂E/∂v`` in one parameter, shaped as these are."""
+
+    value: Array
+    m: Array
+    v: Array
 
 
 class ExpectedPower(NamedTuple):
@@ -39,15 +56,15 @@ class ExpectedPower(NamedTuple):
     parameters: Sequence[Array]
 
 
-class Density:
+class Density(abc.ABC):
     """``log p(yₙ|fₙ)`` of some data, at nodes ``f [Q, N, L]``."""
 
     is_scalar = True
     """Whether every latent of a datum has a factor of its own."""
 
+    @abc.abstractmethod
     def at(self, f: Array, second: bool = True) -> PointDerivatives:
         """``log p`` and its derivatives in f."""
-        raise NotImplementedError
 
     def in_parameters(self, f: Array) -> list[InParameter]:
         """In every parameter of the likelihood, in the order of its values."""
@@ -56,6 +73,18 @@ class Density:
     def expected(self, m: Array, v: Array) -> Expected | None:
         """Expectations in closed form, where GPflow has them."""
         return None
+
+    def expected_in_parameters(self, rule: NodeRule, m: Array, v: Array) -> list[InExpectation]:
+        """Derivatives of expectations in every parameter, by the nodes of N(0, 1)."""
+        z, w, s = rule.z[:, None], rule.weights[:, None, None], np.sqrt(v)
+        return [
+            InExpectation(
+                np.sum(w * d.log_prob, 0),
+                np.sum(w * d.first, 0),
+                np.sum(w * z * d.first, 0) / (2.0 * s),
+            )
+            for d in self.in_parameters(m + s * z)
+        ]
 
     def with_noise(self, variance: Array) -> tuple[Density, Callable[[Any], Any]] | None:
         """``∫ N(f; a, k̃) p(y|f) df`` as a density of a, where it is one of the same kind.

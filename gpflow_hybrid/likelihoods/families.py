@@ -12,14 +12,11 @@ from ..namespaces import ARRAYS
 from .density import Array, Density, Expected, ExpectedPower, InParameter
 from .log_cdf import log_cdf
 from .node_rules import PointDerivatives
-from .ordinal import FAR
+from .ordinal import FAR, FLOOR
 from .probit_powers import expected_cdf_power
 
 SQUEEZE = 1e-3
 """GPflow's ``inv_probit`` keeps probabilities so far from 0 and 1."""
-
-ORDINAL_FLOOR = 1e-6
-"""What GPflow's ``Ordinal`` adds to a probability."""
 
 
 def _scalar(log_prob: Array, first: Array, second: Array | None) -> PointDerivatives:
@@ -226,7 +223,7 @@ class OrdinalDensity(Density):
     def _parts(self, f: Array) -> tuple[Array, ...]:
         up, low = (np.clip((e - f) / self.sigma, -FAR, FAR) for e in (self.upper, self.lower))
         scale = 1.0 - 2.0 * SQUEEZE
-        p = scale * (special.ndtr(up) - special.ndtr(low)) + ORDINAL_FLOOR
+        p = scale * (special.ndtr(up) - special.ndtr(low)) + FLOOR
         pu, pl = scale * _gaussian(up) / p, scale * _gaussian(low) / p
         return up, low, p, pu, pl
 

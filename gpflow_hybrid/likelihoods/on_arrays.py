@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
-from gpflow.likelihoods import Likelihood, ScalarLikelihood
+from gpflow.likelihoods import Likelihood, MultiClass, ScalarLikelihood
 
 from .. import tuning
 from .curvature import Curvature, curvature
@@ -18,7 +18,6 @@ from .expectations import ExpectationGradients, has_independent_rule, quadrature
 from .node_rules import (
     NodeRule,
     curvature_by,
-    diagonal,
     expectation_gradients_by,
     gauss_hermite_rule,
     independent_rule,
@@ -85,8 +84,7 @@ class OnArrays:
             density = self._density(data, m.dtype)
             closed = density.expected(m, v)
             if closed is not None:
-                mm, mv, vv = (diagonal(x) for x in (closed.mm, closed.mv, closed.vv))
-                return mm, mv, mv, vv
+                return closed.curvature
             return curvature_by(self._rule, density.at, m, v)
 
         return Curvature(*_in_chunks(of_some, len(self._rule.z), data, m, v))
@@ -141,12 +139,10 @@ class OnArrays:
     ) -> list[Any]:
         lambda_1, lambda_2, wa, wb = sites_and_weights
         density = self._density(data, m.dtype)
-        z, s = self._rule.z[:, None], np.sqrt(v)
-        own = self._rule.weights[:, None, None]
-        of_expectations = density.in_parameters(m + s * z)
+        own = density.expected_in_parameters(self._rule, m, v)
         if alpha == 0.0:
-            return [np.sum(own * d.log_prob) for d in of_expectations]
-        in_residual = [np.sum(own * (wa - wb * z / s) * d.first) for d in of_expectations]
+            return [np.sum(d.value) for d in own]
+        in_residual = [np.sum(wa * d.m) - 2.0 * np.sum(wb * d.v) for d in own]
         cav = cavity(m, v, lambda_1, lambda_2, alpha)
         closed = density.expected_power(cav.mean, cav.variance, alpha)
         if closed is not None:
@@ -157,10 +153,8 @@ class OnArrays:
         return [
             x
             + np.sum(tilted.weights * np.where(tilted.finite, d.log_prob, 0.0))
-            + (1.0 - alpha) * np.sum(own * own_d.log_prob)
-            for x, d, own_d in zip(
-                in_residual, density.in_parameters(nodes), of_expectations, strict=True
-            )
+            + (1.0 - alpha) * np.sum(of_own.value)
+            for x, d, of_own in zip(in_residual, density.in_parameters(nodes), own, strict=True)
         ]
 
     def quadrature_error(self, data: Observations, m: Array, v: Array) -> Any:
@@ -232,6 +226,7 @@ def on_arrays(likelihood: Likelihood) -> OnArrays | None:
         return None
     rule = own_rule(likelihood, likelihood.latent_dim or 1, tf.float64)
     is_closed = isinstance(likelihood, ScalarLikelihood) and not has_independent_rule(likelihood)
+    is_closed |= isinstance(likelihood, MultiClass)
     return OnArrays(likelihood, bind, rule) if rule or is_closed else None
 
 

@@ -9,7 +9,13 @@ from gpflow.base import TensorType
 from gpflow.likelihoods.utils import inv_probit
 
 FAR = 1e3
-"""Stands in for infinity among the scaled bin edges: Φ(±1000) is 0 or 1 exactly."""
+"""Scaled edges end here: Φ(±1000) is 0 or 1 exactly."""
+
+FARTHER = 1e30
+"""Stands in for infinity among the edges, with finite derivatives."""
+
+FLOOR = 1e-6
+"""What GPflow adds to a probability."""
 
 
 class Ordinal(likelihoods.Ordinal):
@@ -26,22 +32,27 @@ class Ordinal(likelihoods.Ordinal):
         shared.sigma = likelihood.sigma
         return shared
 
-    def _edges(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """Upper and lower edges of every bin, over σ."""
-        inner = self.bin_edges / self.sigma
-        far = tf.constant([FAR], inner.dtype)
-        return tf.concat([inner, far], 0), tf.concat([-far, inner], 0)
+    def _between(self, F: tf.Tensor, sigma: tf.Tensor, Y: TensorType | None = None) -> tf.Tensor:
+        """The probability of the bins Y, or of all, for noise of size σ; squeezed as by GPflow."""
+        inner = tf.convert_to_tensor(self.bin_edges)
+        far = tf.constant([FARTHER], inner.dtype)
+        edges = [tf.concat([inner, far], 0), tf.concat([-far, inner], 0)]
+        if Y is not None:
+            edges = [tf.gather(e, tf.cast(Y, tf.int32)) for e in edges]
+        upper, lower = (tf.clip_by_value((e - F) / sigma, -FAR, FAR) for e in edges)
+        return inv_probit(upper) - inv_probit(lower)
 
     @inherit_check_shapes
     def _scalar_log_prob(self, X: TensorType, F: TensorType, Y: TensorType) -> tf.Tensor:
-        upper, lower = (tf.gather(e, tf.cast(Y, tf.int32)) - F / self.sigma for e in self._edges())
-        # GPflow's floor of 1e-6, kept so that both give the same values.
-        return tf.math.log(inv_probit(upper) - inv_probit(lower) + 1e-6)
+        return tf.math.log(self._between(F, self.sigma, Y) + FLOOR)
+
+    def log_expected_density(self, Fmu: tf.Tensor, Fvar: tf.Tensor, Y: TensorType) -> tf.Tensor:
+        """``log E_N(f; Fmu, Fvar)[p(y|f)]``, ``[N, L]``: noise of variance ``σ² + v``."""
+        return tf.math.log(self._between(Fmu, tf.sqrt(self.sigma**2 + Fvar), Y) + FLOOR)
 
     @inherit_check_shapes
     def _make_phi(self, F: TensorType) -> tf.Tensor:
-        upper, lower = (e - tf.reshape(F, (-1, 1)) / self.sigma for e in self._edges())
-        return inv_probit(upper) - inv_probit(lower)
+        return self._between(tf.reshape(F, (-1, 1)), self.sigma)
 
 
 def with_finite_derivatives(likelihood: likelihoods.Likelihood) -> likelihoods.Likelihood:

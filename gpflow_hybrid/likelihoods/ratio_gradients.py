@@ -170,24 +170,15 @@ def closed_ratio_gradients(
         that is None so is the result.
     """
     m, v, lambda_1, lambda_2 = arguments
-    xp = functions_of(m)
-    slope = lambda_1 - lambda_2 * m
-    shrinkage = 1.0 - alpha * lambda_2 * v
-    V = v / shrinkage
-    shift = alpha * slope * V
-    M = m - shift
+    M, V, log_scale = cavity(m, v, lambda_1, lambda_2, alpha)
     found = log_expected(M, V)
     if found is None:
         return None
     value, d_M, d_V = found
-    # The cavity's scale, (1/α) log E_q[t^−α], and its derivatives.
-    scale = (
-        -(lambda_1 - 0.5 * lambda_2 * m) * m
-        - 0.5 * xp.log1p(-alpha * lambda_2 * v) / alpha
-        + 0.5 * slope * shift
-    )
+    xp = functions_of(m)
+    slope, shrinkage = lambda_1 - lambda_2 * m, 1.0 - alpha * lambda_2 * v
     return RatioGradients(
-        xp.sum(value) + xp.sum(scale),
+        xp.sum(value) + xp.sum(log_scale),
         (d_M - slope) / shrinkage,
         (d_V - alpha * slope * (d_M - 0.5 * slope)) / (shrinkage * shrinkage)
         + 0.5 * lambda_2 / shrinkage,

@@ -44,6 +44,7 @@ from .nodes import (
     product_rule,
     standard_normal_points,
 )
+from .ordinal import Ordinal
 
 
 class Cavity(NamedTuple):
@@ -156,6 +157,8 @@ def log_expected_power(
         return _robust_max_power(likelihood, Fmu, Fvar, Y, alpha)
     if _has_density_of(likelihood, Bernoulli) and likelihood.invlink is inv_probit and alpha == 1.0:
         return likelihood.predict_log_density(X, Fmu, Fvar, Y)
+    if _has_density_of(likelihood, Ordinal) and alpha == 1.0:
+        return tf.reduce_sum(likelihood.log_expected_density(Fmu, Fvar, Y), -1)
     return None
 
 

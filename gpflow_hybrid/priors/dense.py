@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -178,32 +177,18 @@ class DenseCovariance:
         M[np.diag_indices(len(M))] += c + np.finfo(M.dtype).eps * largest
         return M
 
-    def whole_solver(self, curvature: Sequence[Array], g2: Array, c: float) -> Solver:
-        """By LU factors of the whole Newton system, where nothing can be eliminated from it.
-
-        :param curvature: ``E_mm``, ``E_mv``, ``E_vm`` and ``E_vv``, ``[N, L, L]``.
-        """
-        mm, mv, vm, vv = (np.transpose(h, (1, 2, 0))[..., None] for h in curvature)  # [L, L, N, 1]
-        L, N = g2.shape
-        J = np.empty((2, L, N, 2, L, N), g2.dtype)
-        for i, A in enumerate(self.Sigma):
-            Sigma = A.copy()
-            mirror(Sigma)
-            J[0, :, :, 0, i] = -mm[:, i] * Sigma
-            J[0, i, :, 0, i] -= g2[i][:, None] * Sigma
-            J[1, :, :, 0, i] = 2.0 * vm[:, i] * Sigma
-            Sigma *= Sigma
-            J[0, :, :, 1, i] = mv[:, i] * Sigma
-            J[1, :, :, 1, i] = -2.0 * vv[:, i] * Sigma
-        J = J.reshape(2 * L * N, -1)
-        J[np.diag_indices(len(J))] += c + np.finfo(J.dtype).eps * np.max(np.abs(J))
-        getrf, getrs = get_lapack_funcs(("getrf", "getrs"), (J,))
-        factors = getrf(J.T, overwrite_a=1)[:2]  # of the transpose, as LAPACK reads it
-
-        def solve(x: Array, transpose: bool) -> Array:
-            return getrs(*factors, x.ravel(), trans=int(not transpose))[0].reshape(x.shape)
-
-        return solve
+    def between(self, data: Array, a: Array, b: Array) -> Array:
+        """``Σ_l aᵢaⱼ Σ_ij + 2 bᵢbⱼ Σ_ij²`` for directions ``[L, R]`` of these data, ``[R, R]``."""
+        found = np.zeros((len(data), len(data)), a.dtype)
+        for A, x, y in zip(self.Sigma, a, b, strict=True):
+            mirror(A)
+            for rows in row_blocks(len(data)):
+                so_far = slice(rows.stop)  # on and below the diagonal
+                part = A[data[rows]][:, data[so_far]]
+                squares = part * (2.0 * y[rows, None] * y[so_far])
+                found[rows, so_far] += part * (x[rows, None] * x[so_far] + squares)
+        mirror(found)
+        return found
 
     def adjoint(self, beta: Array, mean_bar: Array, variance_bar: Array) -> tuple[Array, Array]:
         """``K̄`` ``[L or 1, N, N]`` and ``μ̄₀ = A m̄ + β`` ``[N, L]``, with ``A = I − ΛΣ``."""

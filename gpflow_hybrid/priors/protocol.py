@@ -5,7 +5,7 @@ Marginals and sites are ``[N, L]``; vectors that a covariance acts on are ``[L, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy.typing as npt
@@ -35,8 +35,9 @@ class Covariance(Protocol):
     def reduced_solver(self, mv: Array, vm: Array, vv: Array, c: float) -> Solver | None:
         """Solves with ``M = c I − 2 E_vv (Σ∘Σ) − (2/c) E_vm Σ E_mv (Σ∘Σ)``; None where it is too large."""
 
-    def whole_solver(self, curvature: Sequence[Array], g2: Array, c: float) -> Solver | None:
-        """Solves with the whole Newton system ``[2, L, N]``; None where it cannot be factorised."""
+    def between(self, data: Array, a: Array, b: Array) -> Array | None:
+        """``Σ_l aᵢaⱼ Σ_ij + 2 bᵢbⱼ Σ_ij²`` for directions ``[L, R]`` that belong to these data, ``[R, R]``;
+        None where that is too large."""
 
     def adjoint(self, beta: Array, mean_bar: Array, variance_bar: Array) -> tuple[Array, ...]:
         """Cotangents of the arrays that the prior was made of, in their order: of log Z, and of a function

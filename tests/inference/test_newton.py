@@ -10,7 +10,7 @@ import pytest
 from scipy import linalg
 
 from gpflow_hybrid import tuning
-from gpflow_hybrid.inference import newton
+from gpflow_hybrid.inference import directions, newton
 from gpflow_hybrid.inference.newton import NewtonSystem
 from gpflow_hybrid.likelihoods.curvature import Curvature
 from gpflow_hybrid.linalg.workspace import Workspace
@@ -83,7 +83,7 @@ def test_newton_systems_solve_their_equations(
 ) -> None:
     monkeypatch.setattr(tuning, "FEW_DATA", few)
     options = dataclasses.replace(  # 1: the factors come in
-        newton.NEWTON, iterations=iterations, whole_iterations=iterations
+        newton.NEWTON, iterations=iterations
     )
     monkeypatch.setattr(newton, "NEWTON", options)
     Sigma, curvature, g2, rng = problem(num_latents, is_coupled, quadrature_error)
@@ -110,10 +110,35 @@ def test_newton_systems_solve_their_equations(
     assert error < 1e-10
 
 
+@pytest.mark.parametrize("strong", [0.0, 0.02, 1e3])
+@pytest.mark.parametrize("num_directions", [3000, 30])
+def test_strong_directions(
+    strong: float, num_directions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them are the inverse itself; with fewer GMRES has the rest to do."""
+    options = dataclasses.replace(newton.NEWTON, strong_curvature=strong)
+    monkeypatch.setattr(directions, "NEWTON", options)
+    monkeypatch.setattr(tuning, "DIRECTIONS", num_directions)
+    Sigma, (mm, mv, _, vv), g2, rng = problem(3, True, 0.05)
+    curvature = Curvature(mm, mv, np.swapaxes(mv, 1, 2), 0.5 * (vv + np.swapaxes(vv, 1, 2)))
+    J = written_out(Sigma, curvature, g2, 1.3)
+    r = rng.normal(size=(2, *g2.shape))
+    solve = directions.StrongDirections(covariance(Sigma), curvature, g2).solver(1.3)
+    system = NewtonSystem(covariance(Sigma), curvature, g2, damping=0.3)
+    for transpose, matrix in ((False, J), (True, J.T)):
+        exact = np.linalg.solve(matrix, r.ravel())
+        error = np.linalg.norm(solve(r, transpose).ravel() - exact) / np.linalg.norm(exact)
+        has_all = strong == 0.0 and num_directions == 3000
+        assert error < 1e-10 if has_all else 1e-6 < error < 1.0
+        found = system._solve(r, 1e-11, False, transpose=transpose)
+        np.testing.assert_allclose(found.ravel(), exact, rtol=1e-8, atol=1e-9)
+
+
 class WithoutFactors(DenseCovariance):
     """A covariance that is too large for a matrix M, as that of a sparse prior is."""
 
-    whole_solver = None  # type: ignore[assignment]
+    def between(self, *_: Any) -> None:
+        return None
 
     def reduced_solver(self, *_: Any) -> None:
         return None

@@ -14,6 +14,7 @@ import gpflow
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_probability as tfp
 
 import gpflow_hybrid as gh
 from gpflow_hybrid.inference import servers
@@ -123,6 +124,18 @@ def test_parameters_change_without_another_trace() -> None:
         # From another start: gradients feel the residual, 1e-9, to first order.
         np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-9)
     assert abs(float(found[-1])) > 1e-3  # there is something to see
+
+
+def test_compiled_answers_do_not_keep_a_likelihood_alive() -> None:
+    """One that has a function which holds it."""
+    likelihood = gpflow.likelihoods.HeteroskedasticTFPConditional(tfp.distributions.Laplace)
+    X = np.linspace(0.0, 1.0, 5)[:, None]
+    data = (X, np.sin(X))
+    gh.CVIModel(data, gpflow.kernels.Matern52(), likelihood, num_latent_gps=2).infer()
+    kept = weakref.ref(likelihood)
+    del likelihood
+    gc.collect()
+    assert kept() is None
 
 
 def test_a_graph_does_not_keep_a_likelihood_alive() -> None:

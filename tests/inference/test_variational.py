@@ -283,7 +283,7 @@ def test_the_gradient_does_not_use_the_rough_curvature(monkeypatch: pytest.Monke
 def test_likelihoods_on_arrays() -> None:
     assert on_arrays(PROBIT) is not None
     assert on_arrays(gpflow.likelihoods.Bernoulli()) is not None
-    assert on_arrays(gpflow.likelihoods.MultiClass(3)) is None
+    assert on_arrays(gpflow.likelihoods.SwitchedLikelihood([PROBIT])) is None
 
 
 class Steep(gh.likelihoods.ProbitBernoulli):

@@ -8,13 +8,22 @@ import pytest
 import tensorflow as tf
 from scipy import integrate
 
+from gpflow_hybrid.inference.common import FixedPoint, SitePair
+from gpflow_hybrid.inference.total_gradient import likelihood_value
+from gpflow_hybrid.likelihoods.curvature import curvature
 from gpflow_hybrid.likelihoods.densities import density_of, values_of
+from gpflow_hybrid.likelihoods.expectations import expectation_gradients
 from gpflow_hybrid.likelihoods.node_rules import point_derivatives
+from gpflow_hybrid.likelihoods.on_arrays import Observations, on_arrays
+from gpflow_hybrid.likelihoods.ratio_gradients import ratio_gradients
+from gpflow_hybrid.likelihoods.ratios import log_expected_power
+from gpflow_hybrid.linalg import Marginals
+from gpflow_hybrid.sites import SiteValues
 from gpflow_hybrid.stand_ins import parameters_of, with_values
 from tests.likelihood_cases import CASES
 
 N, Q = 7, 5
-UNKNOWN = {"multiclass", "switched", "own_log_cosh"}
+UNKNOWN = {"switched", "own_log_cosh"}
 KNOWN = sorted(set(CASES) - UNKNOWN)
 WITH_NOISE = ["gaussian", "bernoulli_probit", "ordinal"]
 
@@ -82,6 +91,58 @@ def test_expectations_in_closed_form(name: str) -> None:
         )
 
 
+def robust_max(
+    num_classes: int,
+) -> tuple[gpflow.likelihoods.Likelihood, np.ndarray, list[tf.Tensor]]:
+    """With labels, and m, v, λ₁ and λ₂ such that cavities exist."""
+    rng = np.random.default_rng(num_classes)
+    shape = (40, num_classes)
+    m, lambda_1 = 2.0 * rng.normal(size=shape), rng.normal(size=shape)
+    v, lambda_2 = rng.uniform(0.05, 4.0, size=shape), rng.uniform(-0.2, 0.2, size=shape)
+    v[0] = 1e-12  # below GPflow's floor, where nothing depends on it
+    likelihood = gpflow.likelihoods.MultiClass(num_classes)
+    likelihood.invlink.epsilon.assign(0.02)
+    likelihood.num_gauss_hermite_points = 11
+    Y = rng.integers(num_classes, size=(40, 1))
+    return likelihood, Y, [tf.constant(x) for x in (m, v, lambda_1, lambda_2)]
+
+
+@pytest.mark.parametrize("num_classes", [2, 3, 5])
+def test_robust_max(num_classes: int) -> None:
+    likelihood, Y, (m, v, lambda_1, lambda_2) = robust_max(num_classes)
+    X, form = np.zeros((len(Y), 1)), on_arrays(likelihood)
+    assert form is not None
+    data = Observations(X, Y, values_of(likelihood))
+    arrays = [x.numpy() for x in (m, v, lambda_1, lambda_2)]
+    pairs = [
+        (form.expectations(data, *arrays[:2]), expectation_gradients(likelihood, X, m, v, Y)),
+        (form.curvature(data, *arrays[:2], None), curvature(likelihood, X, Y, m, v, None)),
+    ]
+    for alpha in (0.3, 1.0):
+        expected = ratio_gradients(likelihood, X, Y, m, v, lambda_1, lambda_2, alpha)
+        pairs.append((form.ratios(alpha)(data, *arrays), expected))
+    for found, expected in pairs:
+        for mine, reference in zip(found, expected, strict=True):
+            np.testing.assert_allclose(mine, reference, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.4, 1.0])
+def test_robust_max_in_its_epsilon(alpha: float) -> None:
+    likelihood, Y, at = robust_max(3)
+    X, epsilon = np.zeros((len(Y), 1)), likelihood.invlink.epsilon
+    weights = [tf.constant(w) for w in np.random.default_rng(0).normal(size=(2, *at[0].shape))]
+    fixed = FixedPoint(Marginals(*at[:2], 0.0), SiteValues(*at[2:]), SitePair(*weights))
+    with tf.GradientTape() as tape:
+        value = tf.convert_to_tensor(epsilon)
+        tape.watch(value)
+        total = likelihood_value(alpha, with_values(likelihood, [value]), X, Y, fixed)
+    if alpha == 0.0:  # the envelope theorem: no weights
+        weights = [tf.zeros_like(w) for w in weights]
+    data = Observations(X, Y, values_of(likelihood))
+    found = on_arrays(likelihood).in_parameters(alpha)(data, *(x.numpy() for x in (*at, *weights)))
+    np.testing.assert_allclose(found.in_a_row, [tape.gradient(total, value)], rtol=1e-9)
+
+
 @pytest.mark.parametrize("name", WITH_NOISE)
 def test_noise_is_integrated_in_closed_form(name: str) -> None:
     likelihood, _, Y, f = problem(name)
@@ -111,6 +172,16 @@ def test_noise_is_integrated_in_closed_form(name: str) -> None:
         differences.append((ends[0] - ends[1]) / (2.0 * h))
     for derivative, difference in zip(derivatives, differences, strict=True):
         np.testing.assert_allclose(derivative[0, n, 0], difference, rtol=1e-5)
+
+
+def test_an_ordinal_density_is_closed_on_tensors_too() -> None:
+    """Also under a cavity so wide that no node falls into a bin."""
+    likelihood, X, Y, f = problem("ordinal")
+    likelihood.sigma.assign(1e-3)
+    m, v = f[0], np.geomspace(1e-2, 1e6, N)[:, None]
+    found = density_of(likelihood)(Y, *values_of(likelihood)).expected_power(m, v, 1.0)
+    expected = log_expected_power(likelihood, X, tf.constant(m), tf.constant(v), Y, 1.0)
+    np.testing.assert_allclose(found.value[:, 0], expected, rtol=1e-10)
 
 
 @pytest.mark.parametrize("name", sorted(UNKNOWN))
