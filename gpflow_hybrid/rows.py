@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -110,14 +110,17 @@ def are_constant(data: Any) -> bool:
 
 
 class Reference:
-    """The data that q(u) was inferred from, held outside of what TensorFlow tracks and of what is saved."""
+    """What q(u) was inferred from, held outside of what TensorFlow tracks and of what is saved: the data,
+    and the factors of ``K_uu`` with the ``Λ₂`` that was found."""
 
     def __init__(self) -> None:
         self.rows: DataRows | None = None
+        self.factors: Sequence[AnyNDArray] = ()
+        self.lambda_2: AnyNDArray = np.empty(0)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Reference:
         other = Reference()
-        other.rows = self.rows
+        other.rows, other.factors, other.lambda_2 = self.rows, self.factors, self.lambda_2
         return other
 
     def __reduce__(self) -> tuple[type[Reference], tuple[()]]:

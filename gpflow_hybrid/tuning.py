@@ -51,6 +51,9 @@ KEPT_PROJECTIONS = 2**30
 """Bytes of projections that a sparse model keeps while the hyperparameters stay; more are found again for
 every sum over the rows."""
 
+THREADED_INDUCING = 200
+"""Inducing variables from which several BLAS threads pay: with fewer the likelihood takes most of the time,
+and threads wait for each other, many times as long beside other work."""
+
 THREADED_ELEMENTS = 2**18
-"""Elements of a matrix from which several BLAS threads pay: 512×512, or 100 inducing points and 2600
-rows."""
+"""Elements of a matrix from which several BLAS threads pay: 512×512."""

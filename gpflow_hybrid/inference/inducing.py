@@ -15,6 +15,7 @@ damped Newton steps take over, whose linear systems cost sums over the data too.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -35,6 +36,15 @@ class SummedSites(NamedTuple):
     def step(self, target: SummedSites, lr: float) -> SummedSites:
         """``(1 − ρ)λ + ρ λ'``."""
         return SummedSites(*(x + lr * (y - x) for x, y in zip(self, target, strict=True)))
+
+    def at_other_factors(self, old: Sequence[Array], new: Sequence[Array]) -> SummedSites:
+        """The same statement about ``u = Lw`` where ``K_uu = L Lᵀ`` has changed: ``λ₁ ← Tᵀλ₁`` and
+        ``Λ₂ ← TᵀΛ₂T`` with ``T = L₀⁻¹L``. Data say much the same of u at other hyperparameters."""
+        T = np.stack([solve_lower(L0, L) for L0, L in zip(old, new, strict=True)])
+        T = np.broadcast_to(T, self.lambda_2.shape)
+        return SummedSites(
+            np.einsum("lij,li->lj", T, self.lambda_1), np.swapaxes(T, 1, 2) @ self.lambda_2 @ T
+        )
 
     def __sub__(self, other: SummedSites) -> SummedSites:
         return SummedSites(*(x - y for x, y in zip(self, other, strict=True)))

@@ -6,6 +6,7 @@ With ``T = C⁻¹A`` of a block, ``P = C Cᵀ`` the precision of q(w), the margi
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from .. import tuning
 from ..likelihoods.expectations import expected_log_site
 from ..likelihoods.projected import Maker, Moments, SiteWeights
 from ..linalg.products import combine, product, solve_lower, weighted_gram
-from ..linalg.threads import blas_threads_for
+from ..linalg.threads import one_blas_thread
 from ..priors.inducing import InducingPrior, ProjectionBar
 from ..priors.protocol import Array
 from ..rows import DataRows
@@ -66,8 +67,8 @@ class RowSums:
 
     def _sum(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Over all blocks, of tuples that add up."""
-        size = min(self.rows.num_rows, self.rows_of_block) * len(self.prior.chol[0])
-        with blas_threads_for(size):
+        M = len(self.prior.chol[0])
+        with contextlib.nullcontext() if M >= tuning.THREADED_INDUCING else one_blas_thread():
             return total(function(block, *arguments) for block in self._blocks())
 
     def _blocks(self) -> Iterator[Block]:

@@ -29,10 +29,17 @@ def blas_threads_for(elements: int) -> Iterator[None]:
 
     The limit is the whole process': it holds as long as any thread is inside, and is lifted by the last.
     """
-    global _inside, _limiter
     if elements > tuning.THREADED_ELEMENTS:
         yield
         return
+    with one_blas_thread():
+        yield
+
+
+@contextlib.contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """No more than one; the limit is the whole process', as long as any thread is inside."""
+    global _inside, _limiter
     with _lock:
         _inside += 1
         if _inside == 1:

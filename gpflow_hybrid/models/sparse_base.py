@@ -153,9 +153,13 @@ class SparseSiteModel(GPModel):
             )
         return q
 
-    def _start(self) -> SummedSites:
+    def _start(self, prior: InducingPrior) -> SummedSites:
+        """Where inference starts: at the sites, as they say of u at the present hyperparameters."""
         lambda_1, lambda_2 = (x.numpy() for x in self.sites.values)
-        return SummedSites(lambda_1.T, lambda_2)
+        sites, inferred = SummedSites(lambda_1.T, lambda_2), self._inferred_from
+        if not np.array_equal(lambda_2, inferred.lambda_2) or not prior.is_valid:
+            return sites  # given by the user, or restored
+        return sites.at_other_factors(inferred.factors, prior.chol)
 
     @staticmethod
     def _as_site_values(sites: SummedSites) -> SiteValues:

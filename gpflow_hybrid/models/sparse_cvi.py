@@ -16,8 +16,8 @@ from ..inference.inducing import InducingSolution
 from ..inference.inducing_gradient import InducingCollapse, collapse, from_warm_start
 from ..inference.options import INDUCING, TRAINING
 from ..inference.reports import InferenceResult, sparse_report
+from ..inference.row_sums import RowSums
 from ..objectives import power_of
-from ..priors.inducing import InducingPrior
 from ..rows import DataRows, are_constant
 from ..validation import check_count, check_positive
 from .collapsed import with_gradients
@@ -64,25 +64,27 @@ class SparseCVIModel(MinibatchModel, ExternalDataTrainingLossMixin):
 
     # Inference and learning on all data.
 
-    def _settle(self, solution: InducingSolution, rows: DataRows) -> None:
+    def _settle(self, solution: InducingSolution, sums: RowSums) -> None:
         """Store what was inferred, and what for."""
         values = self._as_site_values(solution.q.sites)
         self.sites.store_inferred(values, self._hyperparameter_values())
-        self._inferred_from.rows = rows
+        self._inferred_from.rows = sums.rows
+        self._inferred_from.factors = sums.prior.chol
+        self._inferred_from.lambda_2 = solution.q.sites.lambda_2
 
-    def _collapse(self, rows: DataRows, prior: InducingPrior | None = None) -> InducingCollapse:
-        sums = self._sums(rows, power_of(self.objective), prior)
+    def _collapse(self, sums: RowSums) -> InducingCollapse:
         with np.errstate(all="ignore"):
-            return collapse(sums, self._start(), INDUCING.tolerance, INDUCING.max_steps)
+            return collapse(sums, self._start(sums.prior), INDUCING.tolerance, INDUCING.max_steps)
 
     def _infer_again(self, rows: DataRows) -> None:
         with np.errstate(all="ignore"):
             sums = self._sums(rows, power_of(self.objective))
-            found = from_warm_start(sums, self._start(), INDUCING.tolerance, INDUCING.max_steps)
+            start = self._start(sums.prior)
+            found = from_warm_start(sums, start, INDUCING.tolerance, INDUCING.max_steps)
         if found.status == INVALID_START:
             raise NonFiniteError(COULD_NOT_START)
         self._remarks.make(found.residual, ())
-        self._settle(found, rows)
+        self._settle(found, sums)
 
     def infer(self, data: Any, *, tolerance: float = 1e-6, max_steps: int = 200) -> InferenceResult:
         """Bring q(u) to the optimum for all data from where it is, and say how it went.
@@ -102,10 +104,10 @@ class SparseCVIModel(MinibatchModel, ExternalDataTrainingLossMixin):
         check_rows(rows.num_rows, self.num_data, all_of_them=True)
         sums = self._sums(rows, power_of(self.objective))
         with np.errstate(all="ignore"):
-            found = from_warm_start(sums, self._start(), tolerance, max_steps)
+            found = from_warm_start(sums, self._start(sums.prior), tolerance, max_steps)
         if found.status == INVALID_START:
             raise NonFiniteError(COULD_NOT_START)
-        self._settle(found, rows)
+        self._settle(found, sums)
         self._remarks.forget()
         return sparse_report(found, sums.sites(found.q))
 
@@ -117,13 +119,14 @@ class SparseCVIModel(MinibatchModel, ExternalDataTrainingLossMixin):
         begun = bool(self.sites.is_inferred())
         if not prior.is_valid and begun:
             return penalty, nothing
-        found = self._collapse(rows, prior)
+        sums = self._sums(rows, power_of(self.objective), prior)
+        found = self._collapse(sums)
         if found.gradient is None:
             if not begun:
                 raise NonFiniteError(COULD_NOT_START)
             return penalty, nothing
         self._remarks.make(found.solution.residual, found.remarks)
-        self._settle(found.solution, rows)
+        self._settle(found.solution, sums)
         return found.value, self._gradients(prior, found.gradient, variables)
 
     # Training losses.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import gpflow
@@ -12,6 +13,8 @@ from gpflow.optimizers.natgrad import XiSqrtMeanVar
 
 import gpflow_hybrid as gh
 from gpflow_hybrid import tuning
+from gpflow_hybrid.inference.inducing import SummedSites
+from gpflow_hybrid.rows import Reference
 from tests.likelihood_cases import CASES
 from tests.sparse_cases import SparseProblem, sparse_problem
 
@@ -365,3 +368,37 @@ def test_a_likelihood_too_narrow_for_the_inner_rule_is_told() -> None:
     assert not found.converged
     assert "too coarse" in found.message
     assert problem.model().infer(problem.data).converged
+
+
+def test_sites_say_the_same_of_u_where_factors_have_changed():
+    # exp(λ₁ᵀw − ½ wᵀΛ₂w) with w = L⁻¹u is the same function of u for both factors
+    rng = np.random.default_rng(5)
+    roots = [rng.normal(size=(4, 4)) for _ in range(3)]
+    old, new = (np.linalg.cholesky(R @ R.T + np.eye(4)) for R in roots[:2])
+    sites = SummedSites(rng.normal(size=(1, 4)), (roots[2] @ roots[2].T)[None])
+    moved = sites.at_other_factors([old], [new])
+    u = rng.normal(size=4)
+
+    def log_site(at: SummedSites, L: np.ndarray) -> float:
+        w = np.linalg.solve(L, u)
+        return float(at.lambda_1[0] @ w - 0.5 * w @ at.lambda_2[0] @ w)
+
+    np.testing.assert_allclose(log_site(moved, new), log_site(sites, old), rtol=1e-12)
+
+
+def test_inference_starts_from_what_the_sites_say_of_u():
+    rng = np.random.default_rng(6)
+    X = rng.uniform(-2.0, 2.0, (200, 1))
+    Y = (np.sin(3.0 * X) + 0.3 * rng.normal(size=X.shape) > 0.0).astype(float)
+    kernel = gpflow.kernels.Matern52(variance=2.0)
+    likelihood = gh.likelihoods.ProbitBernoulli()
+    model = gh.SparseCVIModel(kernel, likelihood, np.linspace(-2.0, 2.0, 15)[:, None])
+    model.infer((X, Y))
+    without = copy.deepcopy(model)
+    without._inferred_from = Reference()
+    counts = []
+    for each in (model, without):
+        each.kernel.variance.assign(8.0)
+        counts.append(each.infer((X, Y)).num_evaluations)
+    assert counts[0] < counts[1]
+    np.testing.assert_allclose(model.elbo((X, Y)), without.elbo((X, Y)), rtol=1e-10)
