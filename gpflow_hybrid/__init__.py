@@ -31,7 +31,7 @@ from .models import (
 )
 from .posteriors import SitePosterior
 from .sites import InducingSites, Sites
-from .training import TrainingResult, VEMTrainer
+from .training import FitResult, TrainingResult, VEMTrainer, fit
 
 __version__ = "0.1.0"
 
@@ -44,6 +44,7 @@ __all__ = [
     "EPModel",
     "EvidenceComparison",
     "EvidenceEstimate",
+    "FitResult",
     "GPflowHybridError",
     "InducingSites",
     "InferenceResult",
@@ -66,6 +67,7 @@ __all__ = [
     "datasets",
     "errors",
     "evidence",
+    "fit",
     "inducing_points",
     "likelihoods",
     "linear_algebra",

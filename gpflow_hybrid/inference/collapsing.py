@@ -26,6 +26,15 @@ NOT_CONVERGED = (
     "not exact at these hyperparameters."
 )
 
+INDEPENDENT = (
+    "Under this kernel no datum tells of another; the largest correlation between two is {:.0e}. An "
+    "optimiser finds no slope here, and its success is no fit: begin with lengthscales of the size of "
+    'the distances between inputs, as gpflow_hybrid.fit(model, start="data") does.'
+)
+
+NO_CORRELATION = 1e-10
+"""Correlation below which derivatives in lengthscales are less than what optimisers stop at."""
+
 
 class Limits(NamedTuple):
     """When an iteration ends: the residual, and how many steps it may try."""
@@ -51,12 +60,19 @@ class Remarks:
     A compiled loss has remarks of its own; those of eager calls are a model's, until :meth:`forget`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, silent: bool = False) -> None:
         self._made: set[str] = set()
+        self._begun = self._silent = silent
 
     def forget(self) -> None:
         """Say everything again."""
         self._made.clear()
+        self._begun = False
+
+    def begin(self) -> bool:
+        """Whether this is the first evaluation: an optimiser's start, no trial of its line search."""
+        begun, self._begun = self._begun, True
+        return not begun
 
     def make(self, residual: float, remarks: Sequence[str]) -> None:
         """Warn of what has not been warned of before.
@@ -64,6 +80,8 @@ class Remarks:
         :param residual: of inference; infinite where it had nothing to start from.
         """
         remarks = list(remarks)
+        if self._silent:
+            return
         if TRAINING.warn_residual < residual < np.inf:
             remarks.append(NOT_CONVERGED.format(float(residual)))
         for remark in remarks:
@@ -107,7 +125,10 @@ def _with_parameters(
 ) -> Iteration[tuple[Collapse, Array]]:
     """A collapse, and the derivatives in so many numbers of the likelihood's own."""
     found = yield from method.collapse(prior, start, *limits)
-    remarks.make(found.solution.residual, found.remarks)
+    said = list(found.remarks)
+    if remarks.begin() and (correlation := prior.largest_correlation()) < NO_CORRELATION:
+        said.append(INDEPENDENT.format(correlation))
+    remarks.make(found.solution.residual, said)
     if num_own == 0 or not found.solution.has_started:
         return found, np.zeros(num_own)
     at = (found.q.mean, found.q.variance, *found.solution.sites, *found.weights)

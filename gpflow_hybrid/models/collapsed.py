@@ -66,6 +66,18 @@ class CollapsedModel(InferredModel):
         found, gradients = self._evaluate(fixed_sites(alpha), variables)
         return with_gradients(found.value, gradients, variables)
 
+    def objective_of_independent_data(self) -> float:
+        """The learning objective with ``K∘I`` in the place of K: what it is if no datum tells of another.
+
+        An objective that is no higher has learnt nothing from the data but their own noise.
+        """
+        K, mean = self.prior()
+        diagonal = PriorMoments(tf.linalg.diag(tf.linalg.diag_part(K)), mean)
+        nothing = SiteValues(*(tf.zeros_like(x) for x in self.sites.values))
+        silent = Remarks(silent=True)
+        at = (self.likelihood, self._data_tensors(), nothing, self._training_limits(), silent)
+        return float(collapse(self._method(), diagonal, *at).value)
+
     def _infer_and_evaluate(self, variables: list[tf.Variable]) -> tuple[tf.Tensor, Gradients]:
         """The objective at ``λ*``, which is stored, and its gradient when it is asked for."""
         found, gradients = self._evaluate(self._method(), variables)

@@ -52,6 +52,17 @@ class InferredModel(SiteModel):
         """
         return self._infer(self._method(), tolerance, max_steps)
 
+    def refresh(self) -> InferenceResult:
+        """Bring the sites to ``λ*`` for the present hyperparameters as a training loss does; how it went.
+
+        λ follows the hyperparameters from then on; :meth:`infer` makes it the user's own instead.
+        """
+        found = self._solve_again()
+        if not found.solution.has_started:
+            self._refuse_start(found)
+        self._settle(found.solution)
+        return report(found, self.likelihood, self._method())
+
     def _infer(self, method: Method, tolerance: float, max_steps: int) -> InferenceResult:
         check_positive(tolerance, "tolerance")
         check_count(max_steps, "max_steps")
@@ -153,7 +164,7 @@ class InferredModel(SiteModel):
         stale = self.sites.is_stale(self._hyperparameter_values())
         if tf.executing_eagerly():
             if stale:
-                self._settle(self._solve_again())
+                self._settle(self._solve_again().solution)
             return self.sites.values
         tf.debugging.Assert(
             ~stale,
@@ -165,15 +176,15 @@ class InferredModel(SiteModel):
         nan = tf.constant(np.nan, self.sites.lambda_1.dtype)
         return SiteValues(*(tf.where(stale, nan, x) for x in self.sites.values))
 
-    def _solve_again(self) -> Solution:
+    def _solve_again(self) -> Diagnosis:
         """``λ*`` for the present hyperparameters, from warm, then cold."""
         warm = self.sites.values
         found = []
         for start in (warm, SiteValues(*(tf.zeros_like(x) for x in warm))):
-            found.append(self._diagnose(self._method(), start, self._training_limits()).solution)
-            if found[-1].residual <= COLLAPSE.acceptable_residual:
+            found.append(self._diagnose(self._method(), start, self._training_limits()))
+            if found[-1].solution.residual <= COLLAPSE.acceptable_residual:
                 break
-        return min(found, key=lambda solution: float(solution.residual))
+        return min(found, key=lambda at: float(at.solution.residual))
 
     def _training_limits(self) -> Limits:
         eps = float(np.finfo(self.sites.lambda_1.dtype.as_numpy_dtype).eps)

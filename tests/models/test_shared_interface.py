@@ -108,6 +108,7 @@ def test_infer_reports_in_every_field_what_the_model_has(cls: Any) -> None:
         "min_cavity_precision": float,
         "num_negative_sites": int,
         "message": str,
+        "quadrature_error": float,
     }
     assert result.converged
     assert result.message.startswith("Converged")
