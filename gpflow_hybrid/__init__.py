@@ -8,6 +8,7 @@ from .errors import (
     GPflowHybridError,
     InvalidDataError,
     InvalidPosteriorError,
+    LargeModelWarning,
     NonFiniteError,
 )
 from .evidence import (
@@ -26,6 +27,7 @@ from .models import (
     EPModel,
     InferredModel,
     LaplaceModel,
+    PredictiveModel,
     SiteModel,
     SparseCVIModel,
 )
@@ -52,9 +54,11 @@ __all__ = [
     "InvalidDataError",
     "InvalidPosteriorError",
     "LaplaceModel",
+    "LargeModelWarning",
     "NonFiniteError",
     "ObjectiveComparison",
     "ObjectiveFit",
+    "PredictiveModel",
     "SiteModel",
     "SitePosterior",
     "Sites",

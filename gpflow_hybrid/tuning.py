@@ -44,6 +44,10 @@ RANK_CHUNK = 512
 PARALLEL_BLOCKS = 2
 """Blocks of a kernel matrix that may be under way at the same time."""
 
+PREDICTED_ELEMENTS = 2**22
+"""Elements of a matrix between data and new inputs, or of nodes of a quadrature there, that predictions are
+made with at a time."""
+
 PROJECTED_ELEMENTS = 2**21
 """Elements of the projections of a block of rows of a sparse model: enough for BLAS, little memory."""
 

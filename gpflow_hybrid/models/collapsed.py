@@ -132,7 +132,8 @@ class CollapsedModel(InferredModel):
         """Whether no transformed parameter has left its domain: an optimiser's long step can take a
         lengthscale to exactly zero, where nothing has a value or a gradient."""
         proper = tf.constant(True)
-        for parameter in self.parameters:
+        sites = {id(site) for site in self.sites.parameters}
+        for parameter in (p for p in self.parameters if id(p) not in sites):
             value = tf.convert_to_tensor(parameter)
             if value.dtype.is_floating:
                 proper = proper & tf.reduce_all(tf.math.is_finite(value))
@@ -142,7 +143,8 @@ class CollapsedModel(InferredModel):
 
     def _lowest(self) -> tf.Tensor:
         """An objective so low that a line search backs away."""
-        num_data = tf.cast(tf.shape(self.sites.lambda_1)[0], self.sites.lambda_1.dtype)
+        lambda_1 = self.sites.values.lambda_1
+        num_data = tf.cast(tf.shape(lambda_1)[0], lambda_1.dtype)
         return -TRAINING.penalty_per_datum * num_data
 
     def _penalty(self) -> tf.Tensor:

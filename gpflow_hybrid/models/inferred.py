@@ -47,7 +47,8 @@ class InferredModel(SiteModel):
 
         The model keeps the best sites seen, always with a valid q.
 
-        :param tolerance: on the relative residual of the fixed point.
+        :param tolerance: on the relative residual of the fixed point; at least what rounding leaves, 1e-4
+            in single precision.
         :param max_steps: at most so many steps are tried; each costs one evaluation of the posterior.
         """
         return self._infer(self._method(), tolerance, max_steps)
@@ -71,6 +72,8 @@ class InferredModel(SiteModel):
                 "infer() reports to Python and cannot run inside tf.function. Call it outside; inside, "
                 "model.training_loss() infers."
             )
+        # Below this a residual is rounding: in single precision 1e-6 is not to be had.
+        tolerance = max(float(tolerance), self._rounding())
         found = self._diagnose(method, self.sites.values, Limits(tolerance, int(max_steps)))
         if not found.solution.has_started:
             self._refuse_start(found)
@@ -187,5 +190,7 @@ class InferredModel(SiteModel):
         return min(found, key=lambda at: float(at.solution.residual))
 
     def _training_limits(self) -> Limits:
-        eps = float(np.finfo(self.sites.lambda_1.dtype.as_numpy_dtype).eps)
-        return Limits(max(TRAINING.tolerance, 1e3 * eps), TRAINING.max_steps)
+        return Limits(max(TRAINING.tolerance, self._rounding()), TRAINING.max_steps)
+
+    def _rounding(self) -> float:
+        return 1e3 * float(np.finfo(self.sites.lambda_1.dtype.as_numpy_dtype).eps)

@@ -100,7 +100,7 @@ def verdict_on(ending: Ending, found: Assessment) -> tuple[str, str]:
     if not ending.gradient_norm <= ending.tolerance:
         return "steep", (
             f"Not converged: L-BFGS gave up at a gradient of {ending.gradient_norm:.1e} "
-            f"({ending.message}). The objective is not smooth there, or its parameters are of very different scales: raise "
-            "num_starts, put priors on the parameters, or standardise the data."
+            f"({ending.message}). The objective is not smooth there, or its parameters are of very "
+            "different scales: raise num_starts, put priors on the parameters, or standardise the data."
         )
     return "converged", f"Converged: the largest derivative is {ending.gradient_norm:.1e}."
