@@ -22,6 +22,7 @@ from ..compilation import compiled
 from ..likelihoods.densities import values_of
 from ..likelihoods.on_arrays import Observations, on_arrays
 from ..linalg.host import call_on_host
+from ..linalg.threads import blas_threads_for_rows
 from ..priors import Array
 from ..stand_ins import parameters_of, read_once
 from .questions import Iteration, Question, Request, understood
@@ -37,7 +38,9 @@ def run(
     iteration: Iteration[Result], likelihood: Likelihood, data: tuple[tf.Tensor, tf.Tensor]
 ) -> Result:
     """An iteration to its end, outside of any graph."""
-    with np.errstate(all="ignore"):  # what is not finite comes out so, as in TensorFlow
+    rows = int(data[0].shape[0])
+    # What is not finite comes out so, as in TensorFlow.
+    with np.errstate(all="ignore"), blas_threads_for_rows(rows):
         return _run(iteration, answer_eagerly(likelihood, *data))
 
 
