@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -19,6 +20,29 @@ class SiteValues(NamedTuple):
     lambda_2: Any
 
 
+class Follower:
+    """A method of the model that sites belong to, without keeping it alive; of its copy, after a copy."""
+
+    def __init__(self, owner: Any, method: str) -> None:
+        self._owner = weakref.ref(owner)
+        self._method = method
+
+    def __call__(self) -> None:
+        """Call it, if there is a model."""
+        owner = self._owner()
+        if owner is not None:
+            getattr(owner, self._method)()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A model is pickled before its sites, which find it again.
+        owner = self._owner()
+        return (Follower, (owner, self._method)) if owner is not None else (type(None), ())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Follower | None:
+        copy = memo.get(id(self._owner()))
+        return None if copy is None else Follower(copy, self._method)
+
+
 class SiteParameter(Parameter):
     """λ₁ or λ₂: never trainable, and read for the hyperparameters as they are.
 
@@ -26,16 +50,16 @@ class SiteParameter(Parameter):
     followed the hyperparameters, or an error that says why it could not.
     """
 
-    _follow: Callable[[], Any] | None = None
+    _follow: Follower | None = None
 
     @property
     def trainable(self) -> bool:
         """False, whatever ``set_trainable`` was told: λ is inferred."""
         return False
 
-    def follow(self, read: Callable[[], Any]) -> None:
+    def follow(self, follower: Follower) -> None:
         """Call this before a value is read outside of graphs."""
-        self._follow = read
+        self._follow = follower
 
     def bring_up_to_date(self) -> None:
         """λ to the present hyperparameters, if it follows them."""
@@ -85,10 +109,10 @@ class Sites(Module):
             *(tf.convert_to_tensor(_variable_of(x)) for x in (self.lambda_1, self.lambda_2))
         )
 
-    def follow(self, read: Callable[[], Any]) -> None:
-        """Let both parameters be read after ``read()``, which brings them to the hyperparameters."""
+    def follow(self, owner: Any, method: str) -> None:
+        """Let both parameters be read after this method, which brings them to the hyperparameters."""
         for site in (self.lambda_1, self.lambda_2):
-            site.follow(read)
+            site.follow(Follower(owner, method))
 
     def _trackable_children(self, *args: Any, **kwargs: Any) -> Any:
         """TensorFlow asks for these before it writes a checkpoint or a SavedModel."""

@@ -17,6 +17,9 @@ from .questions import Iteration, Question
 # Status of a finished iteration.
 CONVERGED, EXHAUSTED, STALLED, INVALID_START = range(4)
 
+TOLERATED_QUADRATURE_ERROR = 1e-2
+"""In units of the posterior; above, neither value nor sites are to be trusted."""
+
 State = TypeVar("State")
 
 
@@ -115,7 +118,7 @@ class Method:
     """What to do when the steps did not suffice."""
     quadrature_error: Question | None = None
     """How far the quadrature that the method relies on is from exact, from m, v, λ₁ and λ₂."""
-    tolerated_error: float = 1e-2
+    tolerated_error: float = TOLERATED_QUADRATURE_ERROR
     """Error of the quadrature, in units of the posterior, that is not worth a remark."""
     when_inaccurate: str | None = None
     """What to do then; None where the quadrature is the likelihood's own."""

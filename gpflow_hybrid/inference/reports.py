@@ -42,16 +42,13 @@ from .row_sums import SiteSummary
 TOLERATED_INNER_ERROR = 1e-2
 """Error of a log likelihood of projections above which q(u) is not called converged."""
 
-QUADRATURE_FAILURE = 0.5
-"""Error above which the fixed point of the likelihood's quadrature is not called converged."""
-
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class InferenceResult(ShownAsText):
     """How inference went; prints as a few lines."""
 
     converged: bool
-    """Whether the residual came below the tolerance."""
+    """Whether the residual came below the tolerance, and is that of accurate integrals."""
     num_steps: int
     """Steps taken on λ."""
     num_evaluations: int
@@ -127,7 +124,7 @@ def diagnosed(
 def report(found: Diagnosis, likelihood: Likelihood, method: Method) -> InferenceResult:
     """The result object of a finished iteration."""
     solution, error = found.solution, found.quadrature_error
-    trusted = error <= QUADRATURE_FAILURE
+    trusted = error <= method.tolerated_error
     lambda_2 = solution.sites.lambda_2
     return InferenceResult(
         converged=solution.status == CONVERGED and trusted,

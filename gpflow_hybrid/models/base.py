@@ -60,7 +60,7 @@ class SiteModel(PredictiveModel, InternalDataTrainingLossMixin):
         X, _ = data
         self._check_size(X)
         self.sites = Sites(tf.shape(X)[0], X.shape[0], num_latent_gps)
-        self.sites.follow(self._site_values)
+        self.sites.follow(self, "_site_values")
         self._kernel_matrix = KernelMatrix(X)
 
     # Without autograph, which would transform GPflow's code on every trace.

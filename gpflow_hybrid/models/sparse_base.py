@@ -78,7 +78,7 @@ class SparseSiteModel(PredictiveModel):
         self._objective = objective
         self.inducing_variable = prepare_inducing_variable(inducing_variable, kernel)
         self.sites = InducingSites(int(self.inducing_variable.num_inducing), num_latent_gps)
-        self.sites.follow(self._site_values)
+        self.sites.follow(self, "_site_values")
         check_mean(self.mean_function, self.inducing_variable, num_latent_gps)
         if num_data is not None:
             check_enough(num_data, int(self.inducing_variable.num_inducing))

@@ -9,8 +9,9 @@ import numpy as np
 import tensorflow as tf
 from gpflow.models import GPModel
 
+from ..inference.common import TOLERATED_QUADRATURE_ERROR
 from ..inference.options import INDUCING, TRAINING
-from ..inference.reports import QUADRATURE_FAILURE, TOLERATED_INNER_ERROR
+from ..inference.reports import TOLERATED_INNER_ERROR
 from ..likelihoods.ratios import log_expected_ratio
 from ..models import CollapsedModel, SparseCVIModel
 
@@ -50,7 +51,9 @@ def assessment_of(
     if isinstance(model, CollapsedModel):
         report = model.refresh()
         gain = value - model.objective_of_independent_data()
-        return Assessment(gain, report.residual, report.quadrature_error, QUADRATURE_FAILURE)
+        return Assessment(
+            gain, report.residual, report.quadrature_error, TOLERATED_QUADRATURE_ERROR
+        )
     if isinstance(model, SparseCVIModel):
         report = model.infer(data, tolerance=INDUCING.tolerance)
         errors = (report.quadrature_error, TOLERATED_INNER_ERROR)
@@ -81,12 +84,6 @@ def verdict_on(ending: Ending, found: Assessment) -> tuple[str, str]:
             f"Not converged: the iterations were used up at a gradient of {ending.gradient_norm:.1e}. "
             "Raise max_iterations, or fit again from here."
         )
-    if found.gain < LITTLE:
-        return "no_better_than_prior", (
-            f"Not a fit: no better than the prior (a gain of {found.gain:.2g} nats). Under this "
-            "kernel no datum tells of another. Lengthscales far from the scale of the inputs do that: "
-            'pass start="data", standardise X, or raise num_starts. Data without a signal do it too.'
-        )
     if found.residual > TRAINING.warn_residual:
         return "inaccurate", (
             f"Not to be trusted: the E-step did not converge, its residual is {found.residual:.1e}. "
@@ -96,6 +93,12 @@ def verdict_on(ending: Ending, found: Assessment) -> tuple[str, str]:
         return "inaccurate", (
             f"Not to be trusted: the quadrature of the likelihood is too coarse, its error is "
             f"{found.quadrature_error:.1e}. model.infer() says what to do."
+        )
+    if found.gain < LITTLE:
+        return "no_better_than_prior", (
+            f"Not a fit: no better than the prior (a gain of {found.gain:.2g} nats). Under this "
+            "kernel no datum tells of another. Lengthscales far from the scale of the inputs do that: "
+            'pass start="data", standardise X, or raise num_starts. Data without a signal do it too.'
         )
     if not ending.gradient_norm <= ending.tolerance:
         return "steep", (

@@ -4,41 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-import gpflow
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 from gpflow.models import GPModel
 from gpflow.models.training_mixins import ExternalDataTrainingLossMixin
-from gpflow.utilities import parameter_dict
 
 from ..display import progress_bar
 from ..errors import InvalidDataError, InvalidPosteriorError, NonFiniteError
+from ..likelihoods.refinement import refined
 from ..validation import check_count, check_positive, is_integer, prepare_data
 from . import interrupts
 from .fit_results import FitResult
-from .fit_verdicts import Ending, assessment_of, verdict_on
+from .fit_verdicts import Assessment, Ending, assessment_of, verdict_on
+from .minimisation import Minimisation
 from .starts import another_start, start_from_data
 
 Array = npt.NDArray[np.float64]
 
-MAX_RESTARTS = 5
-"""L-BFGS is begun again at most so often where its line search gave up on a slope."""
-
 FAILURES = (NonFiniteError, InvalidPosteriorError, tf.errors.InvalidArgumentError)
 """What may go wrong at a start that others need not share."""
-
-
-class Run(NamedTuple):
-    """Where one start ended."""
-
-    x: Array
-    loss: float
-    gradient: Array
-    reached_maximum: bool
-    message: str
 
 
 def fit(
@@ -62,6 +49,9 @@ def fit(
 
         gain = L(λ*, θ) − L(λ*, θ)|_{K∘I}  ≥  1 nat.
 
+    Where the likelihood's own Gauss–Hermite rule turns out too coarse, it is given more points and the fit
+    goes on.
+
     :param model: any model of this package, or one of GPflow's with a training loss (``GPR``, ``VGP``,
         ``SVGP``).
     :param data: ``(X, Y)`` or a ``tf.data.Dataset``, all of it, for a model that has none of its own.
@@ -81,7 +71,7 @@ def fit(
         start_from_data(model, *arrays())
     if not model.trainable_variables:
         return _without_training(model, data, closure, arrays, began)
-    task = _Minimisation(model, closure, max_iterations, tolerance)
+    task = Minimisation(model, closure, max_iterations, tolerance)
     losses: list[float] = []
     failures: list[Exception] = []
     rng = np.random.default_rng(seed)
@@ -106,6 +96,22 @@ def fit(
             raise failures[0]
         raise KeyboardInterrupt
     task.move_to(task.best.x)
+    found = assessment_of(model, data, task.best.loss, arrays)
+    remark = ""
+    with interrupts.deferred(), progress_bar(progress, total=max_iterations, unit="it") as bar:
+        while found.quadrature_error > found.tolerated_error and not interrupted:
+            points = refined(model.likelihood)
+            if points is None:
+                break
+            remark = f" The likelihood's quadrature now has {points} points."
+            closure, _ = _training_loss(model, data)  # another graph, with the finer rule
+            task.begin_again(closure)
+            try:
+                task.run(bar)
+            except KeyboardInterrupt:
+                interrupted = True
+            task.move_to(task.best.x)
+            found = assessment_of(model, data, task.best.loss, arrays)
     ending = Ending(
         task.best.loss,
         float(np.max(np.abs(task.best.gradient))),
@@ -114,80 +120,7 @@ def fit(
         interrupted,
         task.best.message,
     )
-    return _result(model, data, arrays, ending, task, tuple(losses), began)
-
-
-class _Minimisation:
-    """L-BFGS from wherever the model is, and the best that it has found."""
-
-    def __init__(
-        self, model: GPModel, closure: Callable[[], Any], max_iterations: int, tolerance: float
-    ) -> None:
-        self.variables = tuple(model.trainable_variables)
-        self.trained = trained_parameters(model)
-        self.num_iterations = self.num_evaluations = 0
-        self.best: Run | None = None
-        self._closure = closure
-        self._optimizer = gpflow.optimizers.Scipy()
-        self._max_iterations, self._tolerance = max_iterations, tolerance
-
-    def position(self) -> Array:
-        """The unconstrained parameters in a row."""
-        return np.asarray(self._optimizer.initial_parameters(self.variables), np.float64)
-
-    def move_to(self, x: Array) -> None:
-        """Set them."""
-        values = self._optimizer.unpack_tensors(self.variables, tf.constant(x))
-        self._optimizer.assign_tensors(self.variables, values)
-
-    def run(self, bar: Any) -> Run:
-        """To the end of one start, begun again on a slope as long as that helps."""
-        left, before = self._max_iterations, np.inf
-        for _ in range(1 + MAX_RESTARTS):
-            run, count = self._minimise(left, bar)
-            left -= count
-            is_steep = np.max(np.abs(run.gradient)) > self._tolerance
-            if not is_steep or left < 1 or not run.loss < before:
-                break
-            before = run.loss
-        return run
-
-    def _minimise(self, max_iterations: int, bar: Any) -> tuple[Run, int]:
-        def callback(intermediate_result: Any) -> None:
-            at = intermediate_result
-            bar.set_postfix(loss=f"{at.fun:.4f}", refresh=False)
-            bar.update(1)
-            if interrupts.is_pending():
-                self._keep(Run(np.array(at.x), float(at.fun), np.array([np.nan]), False, ""))
-            interrupts.check()
-
-        result = self._optimizer.minimize(
-            self._closure,
-            self.variables,
-            callback=callback,
-            options={"maxiter": max_iterations},
-            allow_unused_variables=True,
-        )
-        self.num_iterations += int(result.nit)
-        self.num_evaluations += int(result.nfev)
-        message = result.message if isinstance(result.message, str) else result.message.decode()
-        run = Run(result.x, float(result.fun), result.jac, result.status == 1, message)
-        self._keep(run)
-        return run, int(result.nit)
-
-    def _keep(self, run: Run) -> None:
-        if np.isfinite(run.loss) and (self.best is None or run.loss <= self.best.loss):
-            self.best = run
-
-
-def trained_parameters(model: GPModel) -> dict[str, Any]:
-    """Parameters whose variables are trained, by GPflow's path."""
-    trained = {id(v) for v in model.trainable_variables}
-    return {
-        path: parameter
-        for path, parameter in parameter_dict(model).items()
-        if id(getattr(parameter, "unconstrained_variable", parameter)) in trained
-    }
+    return _result(ending, found, task, tuple(losses), began, remark)
 
 
 def _check(model: Any, start: Any, num_starts: Any, max_iterations: Any, *others: Any) -> None:
@@ -271,19 +204,17 @@ def _without_training(
 
 
 def _result(
-    model: Any,
-    data: Any,
-    arrays: Callable[[], Any],
     ending: Ending,
-    task: _Minimisation,
+    found: Assessment,
+    task: Minimisation,
     losses: tuple[float, ...],
     began: float,
+    remark: str,
 ) -> FitResult:
-    found = assessment_of(model, data, ending.loss, arrays)
     status, message = verdict_on(ending, found)
     return FitResult(
         status=status,
-        message=message,
+        message=message + remark,
         loss=ending.loss,
         gradient_norm=ending.gradient_norm,
         gain=found.gain,

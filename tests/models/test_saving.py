@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -132,3 +134,23 @@ def test_no_summary_shows_the_sites_as_trainable(
     assert len(lines) == 2
     assert all("True" not in line for line in lines)
     assert not any(p is model.sites.lambda_1 for p in model.trainable_parameters)
+
+
+def test_a_copy_follows_its_own_hyperparameters() -> None:
+    model = stepped(gh.CVIModel)
+    copy = gpflow.utilities.deepcopy(model)
+    copy.kernel.lengthscales.assign(0.4)
+    wanted = expected(copy)
+    np.testing.assert_allclose(freeze(copy).predict_f(XNEW), wanted, rtol=1e-6, atol=1e-9)
+    assert np.max(np.abs(copy.sites.lambda_1 - model.sites.lambda_1)) > 1e-3
+
+
+@each_model
+def test_sites_do_not_keep_their_model_alive(cls: Any) -> None:
+    model = stepped(cls)
+    read_values(model)
+    sites, gone = model.sites, weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+    assert np.all(np.isfinite(sites.lambda_1))

@@ -15,7 +15,7 @@ import tensorflow as tf
 from gpflow.utilities import set_trainable
 
 import gpflow_hybrid as gh
-from gpflow_hybrid.training import starts
+from gpflow_hybrid.training import fitting, starts
 
 PROBIT = gh.likelihoods.ProbitBernoulli()
 
@@ -179,7 +179,8 @@ def test_a_sparse_model() -> None:
     np.testing.assert_allclose(again.loss, result.loss, atol=1e-5)
 
 
-def test_a_coarse_quadrature_is_not_called_a_fit() -> None:
+def test_a_coarse_quadrature_is_not_called_a_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitting, "refined", lambda likelihood: None)  # as of a user's own
     X, Y = wave()
     rough = gpflow.quadrature.NDiagGHQuadrature(1, 2)
     likelihood = gpflow.likelihoods.StudentT(0.01, df=3.0, quadrature=rough)
@@ -190,7 +191,27 @@ def test_a_coarse_quadrature_is_not_called_a_fit() -> None:
         warnings.simplefilter("ignore", gh.ConvergenceWarning)
         result = gh.fit(model, max_iterations=20)
     assert not result.converged
-    assert result.quadrature_error > 0.5
+    assert result.status == "inaccurate"
+    assert result.quadrature_error > 0.01
+
+
+def test_a_quadrature_is_refined_and_the_fit_goes_on() -> None:
+    def model(num: int) -> Any:
+        rule = gpflow.quadrature.NDiagGHQuadrature(1, num)
+        likelihood = gpflow.likelihoods.StudentT(0.1, df=3.0, quadrature=rule)
+        return gh.CVIModel(wave(), gpflow.kernels.Matern52(1.0, 0.3), likelihood)
+
+    coarse = model(3)
+    with pytest.warns(
+        gh.ConvergenceWarning, match="too coarse for the posteriors of this training"
+    ):
+        result = gh.fit(coarse)
+    assert result.converged
+    assert re.search(r"quadrature now has \d+ points", result.message)
+    assert result.quadrature_error < 0.01
+    fine = gh.fit(model(100))
+    np.testing.assert_allclose(result.loss, fine.loss, atol=0.02)  # what an error of 0.01 leaves
+    assert coarse.infer().converged
 
 
 def test_iterations_that_are_used_up() -> None:
