@@ -12,7 +12,7 @@ from check_shapes import inherit_check_shapes
 
 from ..errors import NonFiniteError
 from ..inference.collapsing import CollapsedTensors, Remarks, collapse
-from ..inference.common import Method
+from ..inference.common import INVALID_START, Method
 from ..inference.options import TRAINING
 from ..inference.total_gradient import fixed_sites
 from ..priors import PriorMoments
@@ -63,7 +63,7 @@ class CollapsedModel(InferredModel):
         """``L_α`` at the present sites, which stay, with its gradient: what an M-step climbs; NaN where no
         valid q exists."""
         variables: list[tf.Variable] = []
-        found, gradients = self._evaluate(fixed_sites(alpha), variables)
+        found, gradients = self._evaluate(fixed_sites(alpha), self.sites.values, variables)
         return with_gradients(found.value, gradients, variables)
 
     def objective_of_independent_data(self) -> float:
@@ -80,13 +80,24 @@ class CollapsedModel(InferredModel):
 
     def _infer_and_evaluate(self, variables: list[tf.Variable]) -> tuple[tf.Tensor, Gradients]:
         """The objective at ``λ*``, which is stored, and its gradient when it is asked for."""
-        found, gradients = self._evaluate(self._method(), variables)
-        value = tf.where(found.solution.has_started, found.value, self._lowest())
-        self._settle(found.solution, training=True)
-        return value, gradients
+        begun = self.sites.is_inferred()
+        found, gradients = self._evaluate(self._method(), self._start(), variables)
+        solution = found.solution
+        # What has not converged is no objective: once training has begun a line search backs away from it.
+        inaccurate = begun & (solution.residual > TRAINING.warn_residual)
+        usable = solution.has_started & ~inaccurate
+
+        def used() -> list[tf.Tensor]:
+            return [tf.where(usable, g, tf.zeros_like(g)) for g in gradients()]
+
+        value = tf.where(usable, found.value, self._lowest())
+        self._settle(
+            solution._replace(status=tf.where(usable, solution.status, INVALID_START)), begun
+        )
+        return value, used
 
     def _evaluate(
-        self, method: Method, variables: list[tf.Variable]
+        self, method: Method, start: SiteValues, variables: list[tf.Variable]
     ) -> tuple[CollapsedTensors, Gradients]:
         """A method's objective, and its gradient when it is asked for.
 
@@ -105,7 +116,7 @@ class CollapsedModel(InferredModel):
             PriorMoments(*(tf.stop_gradient(x) for x in prior)),
             self.likelihood,
             data,
-            SiteValues(*(tf.stop_gradient(x) for x in self.sites.values)),
+            SiteValues(*(tf.stop_gradient(x) for x in start)),
             self._training_limits(),
             self._remarks if tf.executing_eagerly() else Remarks(),
         )

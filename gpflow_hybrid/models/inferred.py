@@ -15,6 +15,7 @@ from ..inference.common import Method, Solution
 from ..inference.options import COLLAPSE, TRAINING
 from ..inference.reports import Diagnosis, InferenceResult, diagnosed, report
 from ..inference.servers import run
+from ..likelihoods.concavity import is_log_concave
 from ..likelihoods.expectations import expectation_gradients
 from ..linalg import Marginals, uses_lapack
 from ..priors import DensePrior, PriorMoments
@@ -124,13 +125,14 @@ class InferredModel(SiteModel):
 
     # λ follows θ.
 
-    def _settle(self, solution: Solution, training: bool = False) -> None:
+    def _settle(self, solution: Solution, may_fail: Any = False) -> None:
         """Store ``λ*`` and what it was inferred for, unless inference could not even start.
 
         That is an error; but once training has begun it is a line search that went too far, and the sites
         stay those of its last good trial.
+
+        :param may_fail: whether training has begun.
         """
-        may_fail = self.sites.is_inferred() if training else tf.constant(False)
         hyperparameters = self._hyperparameter_values()
         if tf.executing_eagerly():
             if solution.has_started:
@@ -179,11 +181,21 @@ class InferredModel(SiteModel):
         nan = tf.constant(np.nan, self.sites.lambda_1.dtype)
         return SiteValues(*(tf.where(stale, nan, x) for x in self.sites.values))
 
+    def _start(self) -> SiteValues:
+        """Where inference inside a training loss starts.
+
+        From where λ is, if the fixed point is unique; else from zero, so that the loss is a function of the
+        hyperparameters and not of the way to them.
+        """
+        present = self.sites.values
+        if is_log_concave(self.likelihood):
+            return present
+        return SiteValues(*(tf.zeros_like(x) for x in present))
+
     def _solve_again(self) -> Diagnosis:
-        """``λ*`` for the present hyperparameters, from warm, then cold."""
-        warm = self.sites.values
+        """``λ*`` for the present hyperparameters, as a training loss finds it."""
         found = []
-        for start in (warm, SiteValues(*(tf.zeros_like(x) for x in warm))):
+        for start in (self._start(), SiteValues(*(tf.zeros_like(x) for x in self.sites.values))):
             found.append(self._diagnose(self._method(), start, self._training_limits()))
             if found[-1].solution.residual <= COLLAPSE.acceptable_residual:
                 break
