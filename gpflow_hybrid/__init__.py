@@ -8,6 +8,7 @@ from .errors import (
     GPflowHybridError,
     InvalidDataError,
     InvalidPosteriorError,
+    LargeModelWarning,
     NonFiniteError,
 )
 from .evidence import (
@@ -26,12 +27,13 @@ from .models import (
     EPModel,
     InferredModel,
     LaplaceModel,
+    PredictiveModel,
     SiteModel,
     SparseCVIModel,
 )
 from .posteriors import SitePosterior
 from .sites import InducingSites, Sites
-from .training import TrainingResult, VEMTrainer
+from .training import FitResult, TrainingResult, VEMTrainer, fit
 
 __version__ = "0.1.0"
 
@@ -44,6 +46,7 @@ __all__ = [
     "EPModel",
     "EvidenceComparison",
     "EvidenceEstimate",
+    "FitResult",
     "GPflowHybridError",
     "InducingSites",
     "InferenceResult",
@@ -51,9 +54,11 @@ __all__ = [
     "InvalidDataError",
     "InvalidPosteriorError",
     "LaplaceModel",
+    "LargeModelWarning",
     "NonFiniteError",
     "ObjectiveComparison",
     "ObjectiveFit",
+    "PredictiveModel",
     "SiteModel",
     "SitePosterior",
     "Sites",
@@ -66,6 +71,7 @@ __all__ = [
     "datasets",
     "errors",
     "evidence",
+    "fit",
     "inducing_points",
     "likelihoods",
     "linear_algebra",

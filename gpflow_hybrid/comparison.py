@@ -7,17 +7,18 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import gpflow
 import numpy as np
 import tensorflow as tf
 from gpflow.base import RegressionData
 from gpflow.utilities import deepcopy, parameter_dict
 
 from .datasets import folds
+from .display import ShownAsText, values_in_short
 from .errors import InvalidDataError, InvalidPosteriorError
 from .evidence.results import FloatArray, standard_error
 from .models import CVIModel, SparseCVIModel
 from .objectives import Objective, power_of
+from .training import fitting
 from .validation import prepare_data
 
 NOISE_THRESHOLD = 2.0
@@ -59,8 +60,8 @@ class ObjectiveFit:
         return float(standard_error(self.log_densities))
 
 
-@dataclasses.dataclass(frozen=True)
-class ObjectiveComparison:
+@dataclasses.dataclass(frozen=True, repr=False)
+class ObjectiveComparison(ShownAsText):
     """What :func:`compare_objectives` found; prints as a table with a verdict."""
 
     fits: tuple[ObjectiveFit, ...]
@@ -95,7 +96,7 @@ class ObjectiveComparison:
         columns = []
         for fit in self.fits:
             column = {"": _name(fit)}
-            column |= {path: _format(value) for path, value in fit.hyperparameters.items()}
+            column |= {path: values_in_short(value) for path, value in fit.hyperparameters.items()}
             density = f"{fit.log_density:.4f} ± {fit.standard_error:.4f}"
             column |= {
                 "ELBO": f"{fit.elbo:.4f}",
@@ -216,16 +217,9 @@ def _copy(model: Any, X: Any, Y: Any, objective: Objective) -> Any:
 
 
 def _fit(model: Any, data: tuple[Any, Any], max_iterations: int) -> int:
-    is_sparse = isinstance(model, SparseCVIModel)
-    if not model.trainable_variables:
-        model.infer(data) if is_sparse else model.infer()
-        return 0
-    result = gpflow.optimizers.Scipy().minimize(
-        model.training_loss_closure(data) if is_sparse else model.training_loss,
-        model.trainable_variables,
-        options={"maxiter": max_iterations},
-    )
-    return int(result.nfev)
+    given = data if isinstance(model, SparseCVIModel) else None
+    result = fitting.fit(model, data=given, max_iterations=max_iterations, progress=False)
+    return result.num_evaluations
 
 
 def _or_nan(value: Callable[..., Any], *given: Any) -> float:
@@ -238,11 +232,3 @@ def _or_nan(value: Callable[..., Any], *given: Any) -> float:
 
 def _name(fit: ObjectiveFit) -> str:
     return fit.objective if isinstance(fit.objective, str) else f"power {fit.objective:g}"
-
-
-def _format(value: Any) -> str:
-    array = np.asarray(value)
-    if array.size == 1:
-        return f"{array.item():.4g}"
-    numbers = ", ".join(f"{x:.3g}" for x in array.ravel()[:4])
-    return f"[{numbers}, …]" if array.size > 4 else f"[{numbers}]"

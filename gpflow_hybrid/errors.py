@@ -11,6 +11,7 @@ __all__ = [
     "GPflowHybridError",
     "InvalidDataError",
     "InvalidPosteriorError",
+    "LargeModelWarning",
     "NonFiniteError",
 ]
 
@@ -40,6 +41,10 @@ class CheckpointError(GPflowHybridError, OSError):
 
 class ConvergenceWarning(UserWarning):
     """Inference inside training fell short of what it promises; the message says of what."""
+
+
+class LargeModelWarning(UserWarning):
+    """A model will take most of the machine's memory; the message says how much."""
 
 
 def in_short(row: npt.ArrayLike) -> str:

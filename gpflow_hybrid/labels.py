@@ -21,6 +21,7 @@ from gpflow.likelihoods import (
 
 from .errors import InvalidDataError
 from .likelihoods import ProbitBernoulli
+from .namespaces import functions_of
 
 
 def check_labels(Y: AnyNDArray, likelihood: Likelihood, rows: AnyNDArray | None = None) -> None:
@@ -39,12 +40,40 @@ def check_labels(Y: AnyNDArray, likelihood: Likelihood, rows: AnyNDArray | None 
             f"Y must have one column of class numbers for {type(likelihood).__name__}; found "
             f"{Y.shape[1]} columns. Pass Y.argmax(1)[:, None] if it is one-hot."
         )
-    _require(Y, rows, likelihood, _support(Y, likelihood))
+    _require(Y, rows, likelihood, (has_density(Y, likelihood), *_words(Y, likelihood)))
 
 
-def _support(Y: AnyNDArray, likelihood: Likelihood) -> tuple[AnyNDArray, str, str]:
-    """Which observations a likelihood has a density for, what these are in words, and the remedy."""
-    whole = Y == np.round(Y)
+def has_density(Y: Any, likelihood: Likelihood) -> Any:
+    """Which observations ``[..., N, P]`` a likelihood has a density for, of an array or a tensor."""
+    whole = Y == functions_of(Y).round(Y)
+    if isinstance(likelihood, SwitchedLikelihood):
+        index = Y[..., -1:]
+        known = (index >= 0) & (index < len(likelihood.likelihoods)) & whole[..., -1:]
+        for i, part in enumerate(likelihood.likelihoods):
+            known = known & ((index != i) | has_density(Y[..., :-1], part))
+        return known
+    if isinstance(likelihood, (Bernoulli, ProbitBernoulli)):
+        return (Y == 0) | (Y == 1)
+    if isinstance(likelihood, Poisson):
+        return (Y >= 0) & whole
+    if isinstance(likelihood, Beta):
+        return (Y > 0) & (Y < 1)
+    if isinstance(likelihood, Gamma):
+        return Y > 0
+    if isinstance(likelihood, Exponential):
+        return Y >= 0
+    if isinstance(likelihood, (MultiClass, Softmax, Ordinal)):
+        return (Y >= 0) & (Y < _num_classes(likelihood)) & whole
+    return Y == Y  # all but NaN
+
+
+def _num_classes(likelihood: Any) -> int:
+    is_ordinal = isinstance(likelihood, Ordinal)
+    return int(likelihood.num_bins if is_ordinal else likelihood.num_classes)
+
+
+def _words(Y: AnyNDArray, likelihood: Likelihood) -> tuple[str, str]:
+    """What observations a likelihood has a density for, and what to do about others."""
     if isinstance(likelihood, (Bernoulli, ProbitBernoulli)):
         values = set(np.unique(Y).tolist())
         remedy = "Recode the two classes as 0 and 1."
@@ -52,24 +81,21 @@ def _support(Y: AnyNDArray, likelihood: Likelihood) -> tuple[AnyNDArray, str, st
             remedy = "Pass (Y + 1) / 2."
         elif values <= {1, 2}:
             remedy = "Pass Y - 1."
-        return (Y == 0) | (Y == 1), "0 or 1", remedy
+        return "0 or 1", remedy
     if isinstance(likelihood, Poisson):
-        remedy = "Pass counts; model rates or scores with another likelihood."
-        return (Y >= 0) & whole, "a count (0, 1, 2, …)", remedy
+        return "a count (0, 1, 2, …)", "Pass counts; model rates or scores with another likelihood."
     if isinstance(likelihood, Beta):
         remedy = "Rescale Y, or move exact zeros and ones inside the interval."
-        return (Y > 0) & (Y < 1), "strictly between 0 and 1", remedy
+        return "strictly between 0 and 1", remedy
     if isinstance(likelihood, Gamma):
-        return Y > 0, "positive", "Remove or shift values that are not."
+        return "positive", "Remove or shift values that are not."
     if isinstance(likelihood, Exponential):
-        return Y >= 0, "non-negative", "Remove or shift values that are not."
+        return "non-negative", "Remove or shift values that are not."
     if isinstance(likelihood, (MultiClass, Softmax, Ordinal)):
-        num: Any = (
-            likelihood.num_bins if isinstance(likelihood, Ordinal) else likelihood.num_classes
-        )
+        num = _num_classes(likelihood)
         remedy = "Pass Y - 1." if Y.min() == 1 and Y.max() == num else "Number the classes from 0."
-        return (Y >= 0) & (Y < num) & whole, f"a class number from 0 to {num - 1}", remedy
-    return np.ones(Y.shape, bool), "", ""
+        return f"a class number from 0 to {num - 1}", remedy
+    return "", ""
 
 
 def _require(

@@ -28,6 +28,7 @@ TENSORS = SimpleNamespace(
     max=tf.reduce_max,
     maximum=tf.maximum,
     minimum=tf.minimum,
+    round=tf.round,
     rows=tf.gather,
     sinh=tf.sinh,
     spread=tf.multiply,

@@ -20,6 +20,7 @@ from gpflow.posteriors import (
 )
 from gpflow.utilities import assert_params_false
 
+from .batches import in_batches
 from .covariances import covariance, prior_mean, variance
 from .errors import InvalidPosteriorError, NonFiniteError, in_short
 from .linalg import factorise, matvec, offset_sites, posterior_from_factors
@@ -135,9 +136,21 @@ class SitePosterior(AbstractPosterior):
         full_output_cov: bool = False,
     ) -> MeanAndVariance:
         assert_params_false(self._conditional_with_precompute, full_output_cov=full_output_cov)
-        beta, scale, chol, P, G = (tf.convert_to_tensor(c) for c in cache)
-        L = self.num_latent_gps
         Xnew = tf.convert_to_tensor(Xnew)
+        tensors = [tf.convert_to_tensor(c) for c in cache]
+        if full_cov:
+            return self._at(tensors, Xnew, full_cov=True)
+
+        def at_rows(X: tf.Tensor) -> MeanAndVariance:
+            return self._at(tensors, X, full_cov=False)
+
+        width = self.num_latent_gps * int(tensors[0].shape[-1] or 0)  # of k(X, x) for one x
+        mean, variance = in_batches(at_rows, (Xnew,), width)
+        return mean, variance
+
+    def _at(self, cache: list[tf.Tensor], Xnew: tf.Tensor, full_cov: bool) -> MeanAndVariance:
+        beta, scale, chol, P, G = cache
+        L = self.num_latent_gps
         batch, num_new = tf.shape(Xnew)[:-2], tf.shape(Xnew)[-2]
 
         # All batches of new points at once: k(X, Xnew) as [L, N, B·M].

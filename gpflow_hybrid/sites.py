@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +18,58 @@ class SiteValues(NamedTuple):
 
     lambda_1: Any
     lambda_2: Any
+
+
+class Follower:
+    """A method of the model that sites belong to, without keeping it alive; of its copy, after a copy."""
+
+    def __init__(self, owner: Any, method: str) -> None:
+        self._owner = weakref.ref(owner)
+        self._method = method
+
+    def __call__(self) -> None:
+        """Call it, if there is a model."""
+        owner = self._owner()
+        if owner is not None:
+            getattr(owner, self._method)()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A model is pickled before its sites, which find it again.
+        owner = self._owner()
+        return (Follower, (owner, self._method)) if owner is not None else (type(None), ())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Follower | None:
+        copy = memo.get(id(self._owner()))
+        return None if copy is None else Follower(copy, self._method)
+
+
+class SiteParameter(Parameter):
+    """λ₁ or λ₂: never trainable, and read for the hyperparameters as they are.
+
+    Whoever reads it by GPflow's ways (``read_values``, ``freeze``, a summary) sees λ after it has
+    followed the hyperparameters, or an error that says why it could not.
+    """
+
+    _follow: Follower | None = None
+
+    @property
+    def trainable(self) -> bool:
+        """False, whatever ``set_trainable`` was told: λ is inferred."""
+        return False
+
+    def follow(self, follower: Follower) -> None:
+        """Call this before a value is read outside of graphs."""
+        self._follow = follower
+
+    def bring_up_to_date(self) -> None:
+        """λ to the present hyperparameters, if it follows them."""
+        if self._follow is not None:
+            self._follow()
+
+    def _value(self, *args: Any, **kwargs: Any) -> tf.Tensor:
+        if tf.executing_eagerly():
+            self.bring_up_to_date()
+        return super()._value(*args, **kwargs)
 
 
 class Sites(Module):
@@ -39,9 +92,9 @@ class Sites(Module):
         """Both parameters, from their first values."""
         super().__init__()
         #: ``λ₁`` ``[N, L]``
-        self.lambda_1 = Parameter(first, trainable=False, shape=shapes[0], name="lambda_1")
+        self.lambda_1 = SiteParameter(first, trainable=False, shape=shapes[0], name="lambda_1")
         #: ``λ₂`` ``[N, L]``, signed
-        self.lambda_2 = Parameter(second, trainable=False, shape=shapes[1], name="lambda_2")
+        self.lambda_2 = SiteParameter(second, trainable=False, shape=shapes[1], name="lambda_2")
         # What a training loss inferred, and for which hyperparameters; or λ is the user's own.
         self._is_inferred = tf.Variable(False, trainable=False, name="is_inferred")
         both = _in_a_row((first, second))
@@ -55,6 +108,17 @@ class Sites(Module):
         return SiteValues(
             *(tf.convert_to_tensor(_variable_of(x)) for x in (self.lambda_1, self.lambda_2))
         )
+
+    def follow(self, owner: Any, method: str) -> None:
+        """Let both parameters be read after this method, which brings them to the hyperparameters."""
+        for site in (self.lambda_1, self.lambda_2):
+            site.follow(Follower(owner, method))
+
+    def _trackable_children(self, *args: Any, **kwargs: Any) -> Any:
+        """TensorFlow asks for these before it writes a checkpoint or a SavedModel."""
+        if not self.is_frozen and tf.executing_eagerly():
+            self.lambda_1.bring_up_to_date()
+        return super()._trackable_children(*args, **kwargs)
 
     @property
     def is_frozen(self) -> bool:
@@ -71,7 +135,7 @@ class Sites(Module):
             if self.values.lambda_1.shape[0] != tf.shape(X)[0]:
                 raise InvalidDataError(message)
             return
-        tf.debugging.assert_equal(tf.shape(self.lambda_1)[0], tf.shape(X)[0], message)
+        tf.debugging.assert_equal(tf.shape(self.values.lambda_1)[0], tf.shape(X)[0], message)
 
     def assign(self, values: SiteValues) -> None:
         """Set both parameters; they are the user's own: nothing moves them with the hyperparameters."""

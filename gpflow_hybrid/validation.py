@@ -9,20 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 from gpflow.base import RegressionData, TensorType
-from gpflow.config import default_float
 from gpflow.kernels import Kernel, MultioutputKernel
 from gpflow.likelihoods import (
-    Bernoulli,
-    Beta,
-    Exponential,
-    Gamma,
-    Gaussian,
     Likelihood,
-    MultiLatentTFPConditional,
-    Poisson,
     ScalarLikelihood,
     Softmax,
-    StudentT,
     SwitchedLikelihood,
 )
 from gpflow.mean_functions import MeanFunction
@@ -30,22 +21,8 @@ from gpflow.models import GPModel
 from gpflow.utilities import is_variable
 
 from .errors import InvalidDataError
+from .inputs import check_finite, inputs_of, numeric_array, observations_of
 from .labels import check_labels
-from .likelihoods import ProbitBernoulli
-
-# Likelihoods whose formulas multiply Y with floats: integer Y becomes float for them.
-_FLOAT_LIKELIHOODS = (
-    Gaussian,
-    Bernoulli,
-    ProbitBernoulli,
-    Beta,
-    Exponential,
-    Gamma,
-    Poisson,
-    StudentT,
-    SwitchedLikelihood,
-    MultiLatentTFPConditional,
-)
 
 
 def prepare_data(data: Any, likelihood: Likelihood) -> RegressionData:
@@ -56,8 +33,7 @@ def prepare_data(data: Any, likelihood: Likelihood) -> RegressionData:
         raise InvalidDataError(
             f"data must be a pair (X, Y); found {type(data).__name__}{of_shape}."
         )
-    X = _to_tensor("X", data[0], to_float=True)
-    Y = _to_tensor("Y", data[1], to_float=isinstance(likelihood, _FLOAT_LIKELIHOODS))
+    X, Y = inputs_of(data[0]), observations_of(data[1], likelihood)
     for name, value in (("X", X), ("Y", Y)):
         _check_rank(name, value)
         if value.shape[1] is None:
@@ -73,15 +49,13 @@ def prepare_data(data: Any, likelihood: Likelihood) -> RegressionData:
         )
     if num_X == 0:
         raise InvalidDataError("X and Y must have at least one row; found none.")
-    _check_finite("X", X)
-    _check_finite("Y", Y)
+    check_finite("X", X)
+    check_finite("Y", Y)
     check_labels(np.asarray(tf.convert_to_tensor(Y)), likelihood)
-    if isinstance(likelihood, Softmax) and Y.dtype.is_floating:
-        if is_variable(Y):
-            raise InvalidDataError(
-                f"Y is a tf.Variable of {Y.dtype.name}; Softmax takes integer labels. Make it int64."
-            )
-        Y = tf.cast(Y, tf.int64)
+    if isinstance(likelihood, Softmax) and Y.dtype.is_floating and is_variable(Y):
+        raise InvalidDataError(
+            f"Y is a tf.Variable of {Y.dtype.name}; Softmax takes integer labels. Make it int64."
+        )
     return X, Y
 
 
@@ -89,12 +63,12 @@ def numeric_matrix(name: str, value: Any) -> npt.NDArray[np.float64]:
     """A new array ``[N, D]`` of finite floats, whatever holds its numbers."""
     if tf.is_tensor(value) or is_variable(value):
         value = tf.convert_to_tensor(value).numpy()
-    array = _to_array(name, value).astype(np.float64)
+    array = numeric_array(name, value).astype(np.float64)
     _check_rank(name, array)
     _check_columns(name, array)
     if len(array) == 0:
         raise InvalidDataError(f"{name} must have at least one row; found none.")
-    _check_finite(name, array)
+    check_finite(name, array)
     return array
 
 
@@ -109,62 +83,6 @@ def _check_rank(name: str, value: Any) -> None:
 def _check_columns(name: str, value: Any) -> None:
     if value.shape[1] == 0:
         raise InvalidDataError(f"{name} must have at least one column; found none.")
-
-
-def _check_dtype(name: str, value: Any) -> None:
-    dtype = getattr(value, "dtype", None)
-    if dtype is None:
-        return
-    dtype = tf.as_dtype(dtype)
-    expected = tf.as_dtype(default_float())
-    if dtype.is_floating and dtype != expected:
-        raise InvalidDataError(
-            f"{name} is {dtype.name}, but GPflow computes in {expected.name}. Pass "
-            f"{name}.astype(np.{expected.name}), or set gpflow.config.set_default_float first."
-        )
-    if not (dtype.is_floating or dtype.is_integer or dtype.is_bool):
-        raise InvalidDataError(f"{name} must be numeric; found {dtype.name}.")
-
-
-def _to_array(name: str, value: Any) -> npt.NDArray[Any]:
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        reason = str(error).rstrip(".")
-        raise InvalidDataError(f"{name} must be a numeric array: {reason}.") from None
-    if array.dtype.kind not in "fiub":
-        raise InvalidDataError(f"{name} must be numeric; found dtype {array.dtype}.")
-    return array
-
-
-def _to_tensor(name: str, value: Any, to_float: bool) -> tf.Tensor:
-    _check_dtype(name, value)
-    if is_variable(value):
-        if to_float and not value.dtype.is_floating:
-            raise InvalidDataError(
-                f"{name} is a tf.Variable of {value.dtype.name}; make it "
-                f"{tf.as_dtype(default_float()).name}."
-            )
-        return value
-    if not tf.is_tensor(value):
-        value = _to_array(name, value)
-        if value.dtype.kind == "f":
-            value = value.astype(default_float())
-    tensor = tf.convert_to_tensor(value)
-    if (to_float and not tensor.dtype.is_floating) or tensor.dtype == tf.bool:
-        return tf.cast(tensor, default_float())
-    return tensor
-
-
-def _check_finite(name: str, value: tf.Tensor) -> None:
-    array = np.asarray(tf.convert_to_tensor(value))
-    bad: Any = np.argwhere(~np.isfinite(array)) if array.dtype.kind == "f" else []
-    if len(bad):
-        row, column = bad[0]
-        raise InvalidDataError(
-            f"{name} must be finite; found {array[row, column]} at row {row}, column {column} "
-            f"({len(bad)} such value{'s' if len(bad) > 1 else ''} in all). Remove or impute them."
-        )
 
 
 def count_latent_gps(
@@ -237,6 +155,21 @@ def check_step(lr: Any) -> Any:
         [tf.debugging.Assert((lr > 0) & (lr <= 1), ["lr must be in (0, 1]; found", lr])]
     ):
         return tf.identity(lr)
+
+
+def check_parts(kernel: Any, likelihood: Any, mean_function: Any = None) -> None:
+    """Refuse classes, and other things, in the place of a kernel, a likelihood or a mean function."""
+    kinds = {"kernel": Kernel, "likelihood": Likelihood, "mean_function": object}
+    for (name, kind), part in zip(kinds.items(), (kernel, likelihood, mean_function), strict=True):
+        if isinstance(part, type):
+            raise InvalidDataError(
+                f"{name} must be an object; found the class {part.__name__}. Call it: {part.__name__}()."
+            )
+        if not isinstance(part, kind):
+            raise InvalidDataError(
+                f"{name} must be one of GPflow's, or a subclass of {kind.__name__}; found "
+                f"{type(part).__name__}."
+            )
 
 
 def check_scalar(likelihood: Likelihood, model: str) -> None:

@@ -5,19 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import gpflow
 import numpy as np
 
 import gpflow_hybrid as gh
 
 from .problems import Problem, load_problem, make_model
-
-STEEP = 0.1
-"""Gradient, in nats per unit of an unconstrained parameter, at which nothing has converged."""
-
-MAX_STARTS = 5
-
-LBFGS_STATUS = {0: "converged", 1: "max_iterations"}
 
 OBJECTIVES = {"vi": "elbo", "ours": "ep_like"}
 
@@ -66,28 +58,15 @@ def _by_lbfgs(
         model = make_model(problem, gh.CVIModel, objective=OBJECTIVES[learner])
     else:
         model = make_model(problem, {"ep": gh.EPModel, "laplace": gh.LaplaceModel}[way])
-    result = _minimised(model, max_iterations)
-    message = result.message
+    result = gh.fit(model, max_iterations=max_iterations, progress=False)
+    if result.status == "interrupted":
+        raise KeyboardInterrupt
     return model, {
-        "iterations": int(result.nit),
-        "converged": bool(result.success),
-        "status": LBFGS_STATUS.get(int(result.status), "stopped"),
-        "message": message if isinstance(message, str) else message.decode(),
+        "iterations": result.num_iterations,
+        "converged": result.converged,
+        "status": result.status,
+        "message": result.message,
     }
-
-
-def _minimised(model: gh.SiteModel, max_iterations: int) -> Any:
-    """L-BFGS as GPflow has it, begun again where its line search gave up on a slope.
-
-    From ℓ = 1 it may try ℓ = 1e-80 and come back to where it was: "relative reduction of F".
-    """
-    for _ in range(MAX_STARTS):
-        result = gpflow.optimizers.Scipy().minimize(
-            model.training_loss, model.trainable_variables, options={"maxiter": max_iterations}
-        )
-        if not result.success or np.max(np.abs(result.jac)) < STEEP:
-            break
-    return result
 
 
 def _tested(model: gh.SiteModel, problem: Problem) -> dict[str, float]:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from gpflow.base import RegressionData
 from gpflow.models import GPModel
-from tqdm import tqdm
 
+from ..display import progress_bar
 from .batches import Batch, SettingOutput
 from .plans import Plan, Start, check_test_data, make_plan
 from .results import AnnealingResult, Average, average_weights, effective_sample_size, remark
@@ -75,7 +75,7 @@ def annealed_importance_sampling(
     :param thinning: sweeps before each of them.
     :param test_data: ``(X*, Y*)``, for the log predictive densities ``log p(y* | y)``.
     :param seed: same seed, same result.
-    :param progress: a progress bar; by default only where stderr is a terminal.
+    :param progress: a progress bar; by default on a terminal and in a notebook.
     """
     began = time.perf_counter()
     plan = make_plan(
@@ -97,12 +97,8 @@ def annealed_importance_sampling(
     num_floats = 4 * copy.num_latent_gps * num_data**2
     size = max(1, min(MAX_CHAINS // plan.num_chains, MAX_FLOATS // num_floats))
     outputs: dict[int, SettingOutput] = {}
-    with tqdm(
-        total=plan.num_sweeps * len(settings.values),
-        desc="annealing",
-        leave=False,
-        disable=None if progress is None else not progress,
-    ) as bar:
+    total = plan.num_sweeps * len(settings.values)
+    with progress_bar(progress, total=total, desc="annealing", leave=False) as bar:
         for group in settings.groups():
             num_batches = -(-len(group) // size)
             for indices in (part.tolist() for part in np.array_split(group, num_batches)):

@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 from gpflow.models import GPModel
 
+from ..display import ShownAsText, with_footnotes
 from ..errors import GPflowHybridError, InvalidDataError
 from ..inference.reports import InferenceResult
 from ..models import CVIModel, EPModel, LaplaceModel
@@ -48,8 +49,8 @@ class EvidenceEstimate:
     """What it is, or what went wrong."""
 
 
-@dataclasses.dataclass(frozen=True)
-class EvidenceComparison:
+@dataclasses.dataclass(frozen=True, repr=False)
+class EvidenceComparison(ShownAsText):
     """What :func:`compare_evidence` found; prints as a table."""
 
     estimates: tuple[EvidenceEstimate, ...]
@@ -82,25 +83,27 @@ class EvidenceComparison:
 
     def __str__(self) -> str:
         header = ["", "log p(y)", "per datum", "from AIS", "seconds", ""]
-        rows = [header] + [self._row(estimate) for estimate in self.estimates]
+        notes, below = with_footnotes([estimate.note for estimate in self.estimates])
+        found = [self._row(*pair) for pair in zip(self.estimates, notes, strict=True)]
+        rows = [header, *found]
         widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
         lines = []
         for name, *numbers, note in rows:
             cells = [f"{cell:>{width}}" for cell, width in zip(numbers, widths[1:-1], strict=True)]
             lines.append("  ".join([f"{name:<{widths[0]}}", *cells, note]).rstrip())
-        return "\n".join(lines)
+        return "\n".join([*lines, *below])
 
-    def _row(self, estimate: EvidenceEstimate) -> list[str]:
+    def _row(self, estimate: EvidenceEstimate, note: str) -> list[str]:
         seconds = f"{estimate.seconds:.1f}"
         if math.isnan(estimate.value):
-            return [estimate.name, "none", "", "", seconds, estimate.note]
+            return [estimate.name, "none", "", "", seconds, note]
         value, difference = f"{estimate.value:.3f}", ""
         if estimate.standard_error is not None:
             value += f" ± {estimate.standard_error:.3f}"
         elif self.reference is not None:
             difference = f"{estimate.value - self.reference.value:+.3f}"
         per_datum = f"{estimate.value / self.num_data:.4f}"
-        return [estimate.name, value, per_datum, difference, seconds, estimate.note]
+        return [estimate.name, value, per_datum, difference, seconds, note]
 
     def plot(self, ax: Any = None) -> Any:
         """The estimates as points on a line, AIS as a band of two standard errors; needs matplotlib."""

@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import logsumexp
 
+from ..display import ShownAsText
+
 FloatArray = npt.NDArray[np.float64]
 Average = Literal["arithmetic", "geometric"]
 
@@ -50,8 +52,8 @@ def standard_error(values: FloatArray) -> Any:
     return np.std(values, axis=-1, ddof=1) / np.sqrt(num)
 
 
-@dataclasses.dataclass(frozen=True)
-class AnnealingResult:
+@dataclasses.dataclass(frozen=True, repr=False)
+class AnnealingResult(ShownAsText):
     """What annealed importance sampling found; one number each, or one for each setting ``[G]``."""
 
     log_marginal_likelihood: Any

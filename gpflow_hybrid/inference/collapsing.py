@@ -18,13 +18,28 @@ from ..sites import SiteValues
 from ..stand_ins import leaves_of
 from .common import Collapse, Method, Solution
 from .options import TRAINING
-from .questions import Iteration
-from .servers import Respondent, run, run_in_graph
+from .questions import Iteration, Question
+from .servers import Respondent, is_answered_on_arrays, run, run_in_graph
 
 NOT_CONVERGED = (
     "Inference inside the training loss did not converge: its residual is {:.1e}. Value and gradient are "
     "not exact at these hyperparameters."
 )
+
+COARSE = (
+    "The likelihood's quadrature is too coarse for the posteriors of this training loss: its error is "
+    "{:.1e}, in units of the posterior. model.infer() says what to do; gpflow_hybrid.fit refines it where "
+    "it can."
+)
+
+INDEPENDENT = (
+    "Under this kernel no datum tells of another; the largest correlation between two is {:.0e}. An "
+    "optimiser finds no slope here, and its success is no fit: begin with lengthscales of the size of "
+    'the distances between inputs, as gpflow_hybrid.fit(model, start="data") does.'
+)
+
+NO_CORRELATION = 1e-10
+"""Correlation below which derivatives in lengthscales are less than what optimisers stop at."""
 
 
 class Limits(NamedTuple):
@@ -51,12 +66,20 @@ class Remarks:
     A compiled loss has remarks of its own; those of eager calls are a model's, until :meth:`forget`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, silent: bool = False) -> None:
         self._made: set[str] = set()
+        self._silent = silent
+        self._count = 0
 
     def forget(self) -> None:
         """Say everything again."""
         self._made.clear()
+        self._count = 0
+
+    def count(self) -> int:
+        """Which evaluation this is. The first is an optimiser's start, no trial of its line search."""
+        self._count += 1
+        return 0 if self._silent else self._count
 
     def make(self, residual: float, remarks: Sequence[str]) -> None:
         """Warn of what has not been warned of before.
@@ -64,6 +87,8 @@ class Remarks:
         :param residual: of inference; infinite where it had nothing to start from.
         """
         remarks = list(remarks)
+        if self._silent:
+            return
         if TRAINING.warn_residual < residual < np.inf:
             remarks.append(NOT_CONVERGED.format(float(residual)))
         for remark in remarks:
@@ -85,7 +110,11 @@ def collapse(
 ) -> CollapsedTensors:
     """``method.collapse`` from the given sites, eagerly or as a part of the graph that is being traced."""
     num_own = sum(x.shape.num_elements() for x in leaves_of(likelihood))
-    iterate = functools.partial(_with_parameters, method, num_own, limits, remarks)
+    asks = method.quadrature_error is not None and is_answered_on_arrays(
+        method.quadrature_error, likelihood
+    )
+    question = method.quadrature_error if asks else None
+    iterate = functools.partial(_with_parameters, method, question, num_own, limits, remarks)
     if tf.executing_eagerly():
         prior = moments.on_host(*(x.numpy() for x in moments))
         found, own = run(iterate(prior, SiteValues(*(x.numpy() for x in start))), likelihood, data)
@@ -94,6 +123,8 @@ def collapse(
     pair = tf.TensorShape([2]).concatenate(start.lambda_1.shape)
     shapes = [pair, [5], [], [num_own], *(x.shape for x in moments)]
     questions = (*method.questions, method.in_parameters) if num_own else method.questions
+    if question is not None:
+        questions = (*questions, question)
     respondent = Respondent(questions, likelihood, data)
     tensors = run_in_graph(to_arrays, [*moments, *start], shapes, respondent)
     lambdas, numbers, value, own, *bars = tensors
@@ -103,11 +134,28 @@ def collapse(
 
 
 def _with_parameters(
-    method: Method, num_own: int, limits: Limits, remarks: Remarks, prior: Prior, start: SiteValues
+    method: Method,
+    question: Question | None,
+    num_own: int,
+    limits: Limits,
+    remarks: Remarks,
+    prior: Prior,
+    start: SiteValues,
 ) -> Iteration[tuple[Collapse, Array]]:
-    """A collapse, and the derivatives in so many numbers of the likelihood's own."""
+    """A collapse, and the derivatives in so many numbers of the likelihood's own.
+
+    :param question: how far the method's quadrature is from exact, if that may be asked.
+    """
     found = yield from method.collapse(prior, start, *limits)
-    remarks.make(found.solution.residual, found.remarks)
+    said, count = list(found.remarks), remarks.count()
+    if count == 1 and (correlation := prior.largest_correlation()) < NO_CORRELATION:
+        said.append(INDEPENDENT.format(correlation))
+    # A dear question: at evaluations 1, 2, 4, 8, …
+    if question is not None and found.solution.has_started and count & (count - 1) == 0 < count:
+        error = (yield question(found.q.mean, found.q.variance, *found.solution.sites)).size
+        if error > method.tolerated_error:
+            said.append(COARSE.format(float(error)))
+    remarks.make(found.solution.residual, said)
     if num_own == 0 or not found.solution.has_started:
         return found, np.zeros(num_own)
     at = (found.q.mean, found.q.variance, *found.solution.sites, *found.weights)

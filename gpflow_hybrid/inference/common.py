@@ -190,7 +190,8 @@ def from_warm_start(
     """
     first = yield from solve(warm, ())
     old = first[0]
-    if old.residual <= COLLAPSE.acceptable_residual:
+    is_cold = not any(np.any(x) for x in warm)
+    if old.residual <= COLLAPSE.acceptable_residual or is_cold:
         return first
     second = yield from solve(zeros_like(warm), (first[1],))
     new = second[0]

@@ -171,9 +171,7 @@ class ReportOptions:
     """Of what is said after inference; errors of quadratures are in units of the posterior."""
 
     own_error: float = 1e-2
-    """Of the likelihood's own quadrature: not worth a remark,"""
-    quadrature_failure: float = 0.5
-    """and above which its fixed point is not called converged."""
+    """Of the likelihood's own quadrature; above, neither value nor sites are to be trusted."""
     tilted_error: float = 1e-3
     """Of the rule that expectation propagation chooses itself, not worth a remark."""
     inner_error: float = 1e-2

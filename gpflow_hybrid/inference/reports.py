@@ -17,6 +17,7 @@ from gpflow.likelihoods import (
     ScalarLikelihood,
 )
 
+from ..display import ShownAsText, in_rows
 from ..likelihoods.curvature import curvature
 from ..likelihoods.expectations import (
     expectation_gradients,
@@ -40,12 +41,12 @@ from .questions import EXPECTATIONS, Iteration, Question
 from .row_sums import SiteSummary
 
 
-@dataclasses.dataclass(frozen=True)
-class InferenceResult:
-    """How inference went."""
+@dataclasses.dataclass(frozen=True, repr=False)
+class InferenceResult(ShownAsText):
+    """How inference went; prints as a few lines."""
 
     converged: bool
-    """Whether the residual came below the tolerance."""
+    """Whether the residual came below the tolerance, and is that of accurate integrals."""
     num_steps: int
     """Steps taken on λ."""
     num_evaluations: int
@@ -60,6 +61,29 @@ class InferenceResult:
     """How many λ₂ are negative."""
     message: str
     """What happened and, where it did not converge, what to do."""
+    quadrature_error: float = 0.0
+    """How far the quadrature that inference relied on is from exact, in units of the posterior; of a sparse
+    model in a log likelihood, after f is integrated out given u."""
+
+    def __repr__(self) -> str:
+        status = "converged" if self.converged else "not converged"
+        return (
+            f"<InferenceResult: {status}, residual {self.residual:.1e}, ELBO {self.elbo:.6g}, "
+            f"{self.num_steps} steps>"
+        )
+
+    def __str__(self) -> str:
+        evaluations = f"{self.num_steps}, with {self.num_evaluations} evaluations of the posterior"
+        rows = [
+            ("ELBO", f"{self.elbo:.4f}"),
+            ("residual", f"{self.residual:.1e}"),
+            ("steps", evaluations),
+            ("smallest cavity", f"{self.min_cavity_precision:.4g}"),
+            ("negative sites", f"{self.num_negative_sites}"),
+        ]
+        if self.quadrature_error > 0.0:
+            rows.append(("quadrature error", f"{self.quadrature_error:.1e}"))
+        return f"{self.message}\n{in_rows(rows)}"
 
 
 class Diagnosis(NamedTuple):
@@ -98,7 +122,7 @@ def diagnosed(
 def report(found: Diagnosis, likelihood: Likelihood, method: Method) -> InferenceResult:
     """The result object of a finished iteration."""
     solution, error = found.solution, found.quadrature_error
-    trusted = error <= REPORT.quadrature_failure
+    trusted = error <= method.tolerated_error
     lambda_2 = solution.sites.lambda_2
     return InferenceResult(
         converged=solution.status == CONVERGED and trusted,
@@ -109,6 +133,7 @@ def report(found: Diagnosis, likelihood: Likelihood, method: Method) -> Inferenc
         min_cavity_precision=float(np.min(1.0 / found.q.variance - lambda_2)),
         num_negative_sites=int(np.count_nonzero(lambda_2 < 0.0)),
         message=_outcome(solution, method, trusted) + _quadrature_remark(error, likelihood, method),
+        quadrature_error=error,
     )
 
 
@@ -146,6 +171,7 @@ def sparse_report(found: InducingSolution, sites: SiteSummary) -> InferenceResul
         min_cavity_precision=sites.smallest_cavity,
         num_negative_sites=sites.num_negative,
         message=message + shortened,
+        quadrature_error=sites.inner_error,
     )
 
 

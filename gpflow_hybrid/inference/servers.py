@@ -20,8 +20,9 @@ from gpflow.likelihoods import Likelihood
 
 from ..compilation import compiled
 from ..likelihoods.densities import values_of
-from ..likelihoods.on_arrays import Observations, on_arrays
+from ..likelihoods.on_arrays import Observations, on_arrays, works_on_arrays
 from ..linalg.host import call_on_host
+from ..linalg.threads import blas_threads_for_rows
 from ..priors import Array
 from ..stand_ins import parameters_of, read_once
 from .questions import Iteration, Question, Request, understood
@@ -37,7 +38,9 @@ def run(
     iteration: Iteration[Result], likelihood: Likelihood, data: tuple[tf.Tensor, tf.Tensor]
 ) -> Result:
     """An iteration to its end, outside of any graph."""
-    with np.errstate(all="ignore"):  # what is not finite comes out so, as in TensorFlow
+    rows = int(data[0].shape[0])
+    # What is not finite comes out so, as in TensorFlow.
+    with np.errstate(all="ignore"), blas_threads_for_rows(rows):
         return _run(iteration, answer_eagerly(likelihood, *data))
 
 
@@ -64,6 +67,12 @@ def _on_arrays(
             return None
         found[question] = answer
     return found
+
+
+def is_answered_on_arrays(question: Question, likelihood: Likelihood) -> bool:
+    """Whether a question costs no graph, and is one: of exact expectations nobody asks for their error."""
+    is_exact = works_on_arrays(likelihood)
+    return not is_exact and _on_arrays([question], likelihood) is not None
 
 
 def answer_eagerly(likelihood: Likelihood, X: tf.Tensor, Y: tf.Tensor) -> Callable[[Request], Any]:

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from .threads import blas_threads_for_rows
+
 
 def call_on_host(
     function: Callable[..., tuple[Any, ...]],
@@ -27,7 +29,8 @@ def call_on_host(
 
     def quietly(*arrays: Any) -> tuple[Any, ...]:
         # What is not finite comes out so, as in TensorFlow, without NumPy's warnings.
-        with np.errstate(all="ignore"):
+        rows = max((x.shape[-2] for x in arrays if x.ndim > 1), default=0)
+        with np.errstate(all="ignore"), blas_threads_for_rows(rows):
             found = function(*arrays)
         return tuple(np.asarray(x, d.as_numpy_dtype) for x, d in zip(found, dtypes, strict=True))
 

@@ -23,6 +23,11 @@ def _controller() -> ThreadpoolController:
     return ThreadpoolController()
 
 
+def blas_threads_for_rows(num_rows: int) -> contextlib.AbstractContextManager[None]:
+    """As many threads as symmetric matrices of so many rows are worth: triangles, half their elements."""
+    return blas_threads_for(num_rows * num_rows // 2)
+
+
 @contextlib.contextmanager
 def blas_threads_for(elements: int) -> Iterator[None]:
     """As many threads as matrices of so many elements are worth.

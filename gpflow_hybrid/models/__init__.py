@@ -6,6 +6,7 @@ from .cvi import CVIModel
 from .ep import EPModel
 from .inferred import InferredModel
 from .laplace import LaplaceModel
+from .predictive import PredictiveModel
 from .sparse_cvi import SparseCVIModel
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "EPModel",
     "InferredModel",
     "LaplaceModel",
+    "PredictiveModel",
     "SiteModel",
     "SparseCVIModel",
 ]

@@ -6,12 +6,11 @@ from collections.abc import Iterable
 
 import numpy as np
 import tensorflow as tf
-from check_shapes import check_shapes, inherit_check_shapes
-from gpflow.base import InputData, MeanAndVariance, RegressionData
+from check_shapes import check_shapes
+from gpflow.base import MeanAndVariance, RegressionData, TensorType
 from gpflow.kernels import Kernel
 from gpflow.likelihoods import Likelihood
 from gpflow.mean_functions import MeanFunction
-from gpflow.models import GPModel
 from gpflow.models.training_mixins import InternalDataTrainingLossMixin
 from gpflow.posteriors import PrecomputeCacheType
 from gpflow.utilities import is_variable
@@ -21,14 +20,16 @@ from ..covariances import covariance, latent_kernels, prior_mean
 from ..errors import InvalidDataError, InvalidPosteriorError
 from ..likelihoods.ordinal import with_finite_derivatives
 from ..linalg import Marginals, marginals, uses_lapack
+from ..memory import check_dense_model
 from ..objectives import check_power
 from ..posteriors import NO_VALID_Q, SitePosterior, explain_invalid
 from ..priors import KernelMatrix, PriorMoments
 from ..sites import Sites, SiteValues
-from ..validation import check_mean_function, count_latent_gps, prepare_data
+from ..validation import check_mean_function, check_parts, count_latent_gps, prepare_data
+from .predictive import PredictiveModel
 
 
-class SiteModel(GPModel, InternalDataTrainingLossMixin):
+class SiteModel(PredictiveModel, InternalDataTrainingLossMixin):
     """A GP model with ``q(f) ∝ N(f; μ₀, K) Πₙ exp(λ₁ₙfₙ − ½λ₂ₙfₙ²)``, independent latents.
 
     Subclasses say how the sites are found and which value is the training objective.
@@ -48,6 +49,7 @@ class SiteModel(GPModel, InternalDataTrainingLossMixin):
         mean_function: MeanFunction | None = None,
         num_latent_gps: int | None = None,
     ) -> None:
+        check_parts(kernel, likelihood, mean_function)
         likelihood = with_finite_derivatives(likelihood)
         data = prepare_data(data, likelihood)
         latent_kernels(kernel)
@@ -56,7 +58,9 @@ class SiteModel(GPModel, InternalDataTrainingLossMixin):
         check_mean_function(self.mean_function, data[0], num_latent_gps)
         self.data = data
         X, _ = data
+        self._check_size(X)
         self.sites = Sites(tf.shape(X)[0], X.shape[0], num_latent_gps)
+        self.sites.follow(self, "_site_values")
         self._kernel_matrix = KernelMatrix(X)
 
     # Without autograph, which would transform GPflow's code on every trace.
@@ -73,6 +77,10 @@ class SiteModel(GPModel, InternalDataTrainingLossMixin):
         """Without λ and data in variables."""
         excluded = {id(v) for v in (*self.sites.variables, *self.data)}
         return [v for v in variables if id(v) not in excluded]
+
+    def _check_size(self, X: TensorType) -> None:
+        num_kernels = len(latent_kernels(self.kernel))
+        check_dense_model(int(tf.shape(X)[0]), self.num_latent_gps, num_kernels, X.dtype.size)
 
     def update_data(self, data: RegressionData) -> None:
         """Replace the data of a model made with ``tf.Variable`` data; the sites return to zero."""
@@ -95,6 +103,7 @@ class SiteModel(GPModel, InternalDataTrainingLossMixin):
                     f"{name} must have {rows} rows, the fixed number of its tf.Variable; found "
                     f"{found}. Build the model with tf.Variable({name}, shape=[None, {columns}])."
                 )
+        self._check_size(X)
         for variable, value in zip(self.data, (X, Y), strict=True):
             variable.assign(tf.cast(value, variable.dtype))
         self.sites.reset(tf.shape(X)[0])
@@ -166,15 +175,17 @@ class SiteModel(GPModel, InternalDataTrainingLossMixin):
             site_values=self._site_values,
         )
 
-    @inherit_check_shapes
     @tf.autograph.experimental.do_not_convert
-    def predict_f(
-        self, Xnew: InputData, full_cov: bool = False, full_output_cov: bool = False
-    ) -> MeanAndVariance:
-        """Mean and variance of f at new inputs, for the present sites and hyperparameters."""
+    def _predict_f(self, Xnew: tf.Tensor, full_cov: bool, full_output_cov: bool) -> MeanAndVariance:
         return self.posterior(PrecomputeCacheType.NOCACHE).fused_predict_f(
             Xnew, full_cov=full_cov, full_output_cov=full_output_cov
         )
+
+    def _num_inputs(self) -> int | None:
+        return self.data[0].shape[1]
+
+    def _width(self) -> int:
+        return 0  # SitePosterior makes batches itself, with one factorisation
 
     # Pure functions of (λ, θ).
 

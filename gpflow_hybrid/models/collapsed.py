@@ -12,7 +12,7 @@ from check_shapes import inherit_check_shapes
 
 from ..errors import NonFiniteError
 from ..inference.collapsing import CollapsedTensors, Remarks, collapse
-from ..inference.common import Method
+from ..inference.common import INVALID_START, Method
 from ..inference.options import TRAINING
 from ..inference.total_gradient import fixed_sites
 from ..priors import PriorMoments
@@ -63,18 +63,41 @@ class CollapsedModel(InferredModel):
         """``L_α`` at the present sites, which stay, with its gradient: what an M-step climbs; NaN where no
         valid q exists."""
         variables: list[tf.Variable] = []
-        found, gradients = self._evaluate(fixed_sites(alpha), variables)
+        found, gradients = self._evaluate(fixed_sites(alpha), self.sites.values, variables)
         return with_gradients(found.value, gradients, variables)
+
+    def objective_of_independent_data(self) -> float:
+        """The learning objective with ``K∘I`` in the place of K: what it is if no datum tells of another.
+
+        An objective that is no higher has learnt nothing from the data but their own noise.
+        """
+        K, mean = self.prior()
+        diagonal = PriorMoments(tf.linalg.diag(tf.linalg.diag_part(K)), mean)
+        nothing = SiteValues(*(tf.zeros_like(x) for x in self.sites.values))
+        silent = Remarks(silent=True)
+        at = (self.likelihood, self._data_tensors(), nothing, self._training_limits(), silent)
+        return float(collapse(self._method(), diagonal, *at).value)
 
     def _infer_and_evaluate(self, variables: list[tf.Variable]) -> tuple[tf.Tensor, Gradients]:
         """The objective at ``λ*``, which is stored, and its gradient when it is asked for."""
-        found, gradients = self._evaluate(self._method(), variables)
-        value = tf.where(found.solution.has_started, found.value, self._lowest())
-        self._settle(found.solution, training=True)
-        return value, gradients
+        begun = self.sites.is_inferred()
+        found, gradients = self._evaluate(self._method(), self._start(), variables)
+        solution = found.solution
+        # What has not converged is no objective: once training has begun a line search backs away from it.
+        inaccurate = begun & (solution.residual > TRAINING.warn_residual)
+        usable = solution.has_started & ~inaccurate
+
+        def used() -> list[tf.Tensor]:
+            return [tf.where(usable, g, tf.zeros_like(g)) for g in gradients()]
+
+        value = tf.where(usable, found.value, self._lowest())
+        self._settle(
+            solution._replace(status=tf.where(usable, solution.status, INVALID_START)), begun
+        )
+        return value, used
 
     def _evaluate(
-        self, method: Method, variables: list[tf.Variable]
+        self, method: Method, start: SiteValues, variables: list[tf.Variable]
     ) -> tuple[CollapsedTensors, Gradients]:
         """A method's objective, and its gradient when it is asked for.
 
@@ -93,7 +116,7 @@ class CollapsedModel(InferredModel):
             PriorMoments(*(tf.stop_gradient(x) for x in prior)),
             self.likelihood,
             data,
-            SiteValues(*(tf.stop_gradient(x) for x in self.sites.values)),
+            SiteValues(*(tf.stop_gradient(x) for x in start)),
             self._training_limits(),
             self._remarks if tf.executing_eagerly() else Remarks(),
         )
@@ -120,7 +143,8 @@ class CollapsedModel(InferredModel):
         """Whether no transformed parameter has left its domain: an optimiser's long step can take a
         lengthscale to exactly zero, where nothing has a value or a gradient."""
         proper = tf.constant(True)
-        for parameter in self.parameters:
+        sites = {id(site) for site in self.sites.parameters}
+        for parameter in (p for p in self.parameters if id(p) not in sites):
             value = tf.convert_to_tensor(parameter)
             if value.dtype.is_floating:
                 proper = proper & tf.reduce_all(tf.math.is_finite(value))
@@ -130,7 +154,8 @@ class CollapsedModel(InferredModel):
 
     def _lowest(self) -> tf.Tensor:
         """An objective so low that a line search backs away."""
-        num_data = tf.cast(tf.shape(self.sites.lambda_1)[0], self.sites.lambda_1.dtype)
+        lambda_1 = self.sites.values.lambda_1
+        num_data = tf.cast(tf.shape(lambda_1)[0], lambda_1.dtype)
         return -TRAINING.penalty_per_datum * num_data
 
     def _penalty(self) -> tf.Tensor:

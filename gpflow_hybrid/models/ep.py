@@ -13,7 +13,7 @@ from ..inference.common import Method
 from ..inference.propagation import expectation_propagation, log_marginal_likelihood
 from ..inference.reports import Diagnosis
 from ..objectives import check_positive_power
-from ..validation import check_scalar
+from ..validation import check_parts, check_scalar
 from .collapsed import CollapsedModel
 
 
@@ -46,6 +46,7 @@ class EPModel(CollapsedModel):
         *,
         alpha: float = 1.0,
     ) -> None:
+        check_parts(kernel, likelihood, mean_function)
         check_scalar(likelihood, "EPModel")
         self._alpha = check_positive_power(alpha)
         super().__init__(data, kernel, likelihood, mean_function, num_latent_gps)

@@ -15,6 +15,7 @@ from ..inference.common import Method, Solution
 from ..inference.options import COLLAPSE, TRAINING
 from ..inference.reports import Diagnosis, InferenceResult, diagnosed, report
 from ..inference.servers import run
+from ..likelihoods.concavity import is_log_concave
 from ..likelihoods.expectations import expectation_gradients
 from ..linalg import Marginals, uses_lapack
 from ..priors import DensePrior, PriorMoments
@@ -47,10 +48,22 @@ class InferredModel(SiteModel):
 
         The model keeps the best sites seen, always with a valid q.
 
-        :param tolerance: on the relative residual of the fixed point.
+        :param tolerance: on the relative residual of the fixed point; at least what rounding leaves, 1e-4
+            in single precision.
         :param max_steps: at most so many steps are tried; each costs one evaluation of the posterior.
         """
         return self._infer(self._method(), tolerance, max_steps)
+
+    def refresh(self) -> InferenceResult:
+        """Bring the sites to ``λ*`` for the present hyperparameters as a training loss does; how it went.
+
+        λ follows the hyperparameters from then on; :meth:`infer` makes it the user's own instead.
+        """
+        found = self._solve_again()
+        if not found.solution.has_started:
+            self._refuse_start(found)
+        self._settle(found.solution)
+        return report(found, self.likelihood, self._method())
 
     def _infer(self, method: Method, tolerance: float, max_steps: int) -> InferenceResult:
         check_positive(tolerance, "tolerance")
@@ -60,6 +73,8 @@ class InferredModel(SiteModel):
                 "infer() reports to Python and cannot run inside tf.function. Call it outside; inside, "
                 "model.training_loss() infers."
             )
+        # Below this a residual is rounding: in single precision 1e-6 is not to be had.
+        tolerance = max(float(tolerance), self._rounding())
         found = self._diagnose(method, self.sites.values, Limits(tolerance, int(max_steps)))
         if not found.solution.has_started:
             self._refuse_start(found)
@@ -110,13 +125,14 @@ class InferredModel(SiteModel):
 
     # λ follows θ.
 
-    def _settle(self, solution: Solution, training: bool = False) -> None:
+    def _settle(self, solution: Solution, may_fail: Any = False) -> None:
         """Store ``λ*`` and what it was inferred for, unless inference could not even start.
 
         That is an error; but once training has begun it is a line search that went too far, and the sites
         stay those of its last good trial.
+
+        :param may_fail: whether training has begun.
         """
-        may_fail = self.sites.is_inferred() if training else tf.constant(False)
         hyperparameters = self._hyperparameter_values()
         if tf.executing_eagerly():
             if solution.has_started:
@@ -153,7 +169,7 @@ class InferredModel(SiteModel):
         stale = self.sites.is_stale(self._hyperparameter_values())
         if tf.executing_eagerly():
             if stale:
-                self._settle(self._solve_again())
+                self._settle(self._solve_again().solution)
             return self.sites.values
         tf.debugging.Assert(
             ~stale,
@@ -165,16 +181,28 @@ class InferredModel(SiteModel):
         nan = tf.constant(np.nan, self.sites.lambda_1.dtype)
         return SiteValues(*(tf.where(stale, nan, x) for x in self.sites.values))
 
-    def _solve_again(self) -> Solution:
-        """``λ*`` for the present hyperparameters, from warm, then cold."""
-        warm = self.sites.values
+    def _start(self) -> SiteValues:
+        """Where inference inside a training loss starts.
+
+        From where λ is, if the fixed point is unique; else from zero, so that the loss is a function of the
+        hyperparameters and not of the way to them.
+        """
+        present = self.sites.values
+        if is_log_concave(self.likelihood):
+            return present
+        return SiteValues(*(tf.zeros_like(x) for x in present))
+
+    def _solve_again(self) -> Diagnosis:
+        """``λ*`` for the present hyperparameters, as a training loss finds it."""
         found = []
-        for start in (warm, SiteValues(*(tf.zeros_like(x) for x in warm))):
-            found.append(self._diagnose(self._method(), start, self._training_limits()).solution)
-            if found[-1].residual <= COLLAPSE.acceptable_residual:
+        for start in (self._start(), SiteValues(*(tf.zeros_like(x) for x in self.sites.values))):
+            found.append(self._diagnose(self._method(), start, self._training_limits()))
+            if found[-1].solution.residual <= COLLAPSE.acceptable_residual:
                 break
-        return min(found, key=lambda solution: float(solution.residual))
+        return min(found, key=lambda at: float(at.solution.residual))
 
     def _training_limits(self) -> Limits:
-        eps = float(np.finfo(self.sites.lambda_1.dtype.as_numpy_dtype).eps)
-        return Limits(max(TRAINING.tolerance, 1e3 * eps), TRAINING.max_steps)
+        return Limits(max(TRAINING.tolerance, self._rounding()), TRAINING.max_steps)
+
+    def _rounding(self) -> float:
+        return 1e3 * float(np.finfo(self.sites.lambda_1.dtype.as_numpy_dtype).eps)

@@ -11,7 +11,7 @@ from gpflow.mean_functions import MeanFunction
 
 from ..inference.common import Method
 from ..inference.laplace import laplace, log_marginal_likelihood
-from ..validation import check_scalar
+from ..validation import check_parts, check_scalar
 from .collapsed import CollapsedModel
 
 
@@ -35,6 +35,7 @@ class LaplaceModel(CollapsedModel):
         mean_function: MeanFunction | None = None,
         num_latent_gps: int | None = None,
     ) -> None:
+        check_parts(kernel, likelihood, mean_function)
         check_scalar(likelihood, "LaplaceModel")
         super().__init__(data, kernel, likelihood, mean_function, num_latent_gps)
 

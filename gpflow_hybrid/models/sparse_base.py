@@ -6,14 +6,13 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from check_shapes import check_shapes, inherit_check_shapes
+from check_shapes import check_shapes
 from gpflow import kullback_leiblers, posteriors
-from gpflow.base import InputData, MeanAndVariance
+from gpflow.base import MeanAndVariance
 from gpflow.config import default_float
 from gpflow.kernels import Kernel
 from gpflow.likelihoods import Likelihood
 from gpflow.mean_functions import MeanFunction
-from gpflow.models import GPModel
 from gpflow.models.util import InducingVariablesLike
 from gpflow.posteriors import PrecomputeCacheType
 
@@ -29,8 +28,9 @@ from ..posteriors import cache_type, following
 from ..priors.inducing import InducingPrior
 from ..rows import DataRows, Reference, are_constant, rows_of
 from ..sites import InducingSites, SiteValues
-from ..validation import check_count
+from ..validation import check_count, check_parts
 from .hyperparameters import floating, mark_of
+from .predictive import PredictiveModel
 from .sparse_validation import (
     check_enough,
     check_latents,
@@ -42,7 +42,7 @@ from .sparse_validation import (
 )
 
 
-class SparseSiteModel(GPModel):
+class SparseSiteModel(PredictiveModel):
     """A GP model with inducing variables u and a Gaussian ``q(u) ∝ p(u) exp(λ₁ᵀw − ½ wᵀΛ₂w)``, ``u = Lw``.
 
     Subclasses say how the sites are found and which value is the training objective.
@@ -62,6 +62,7 @@ class SparseSiteModel(GPModel):
         num_data: int | None = None,
         objective: Objective = "ep_like",
     ) -> None:
+        check_parts(kernel, likelihood, mean_function)
         power_of(objective)
         if default_float() != np.float64:
             raise InvalidDataError(
@@ -77,6 +78,7 @@ class SparseSiteModel(GPModel):
         self._objective = objective
         self.inducing_variable = prepare_inducing_variable(inducing_variable, kernel)
         self.sites = InducingSites(int(self.inducing_variable.num_inducing), num_latent_gps)
+        self.sites.follow(self, "_site_values")
         check_mean(self.mean_function, self.inducing_variable, num_latent_gps)
         if num_data is not None:
             check_enough(num_data, int(self.inducing_variable.num_inducing))
@@ -208,14 +210,8 @@ class SparseSiteModel(GPModel):
             precompute_cache=PrecomputeCacheType.NOCACHE,
         )
 
-    @inherit_check_shapes
-    def predict_f(
-        self, Xnew: InputData, full_cov: bool = False, full_output_cov: bool = False
-    ) -> MeanAndVariance:
-        """Mean and variance of f at new inputs, for the present q(u) and hyperparameters."""
-        return self._uncached_posterior().fused_predict_f(
-            Xnew, full_cov=full_cov, full_output_cov=full_output_cov
-        )
+    def _predict_f(self, Xnew: tf.Tensor, full_cov: bool, full_output_cov: bool) -> MeanAndVariance:
+        return self._uncached_posterior().fused_predict_f(Xnew, full_cov, full_output_cov)
 
     # Objectives at the present q(u).
 

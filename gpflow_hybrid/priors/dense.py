@@ -42,6 +42,17 @@ class DensePrior:
         """``K`` of a latent."""
         return self.K[0 if len(self.K) == 1 else latent]
 
+    def largest_correlation(self) -> float:
+        """``max |Kᵢⱼ| / √(Kᵢᵢ Kⱼⱼ)`` over pairs of data; 1 where there is no pair."""
+        found = 0.0
+        for matrix in self.K:
+            scale = np.sqrt(np.abs(matrix.diagonal()))
+            for rows in row_blocks(len(matrix)):
+                block = np.abs(matrix[rows]) / (scale[rows, None] * scale)
+                block[np.arange(len(block)), np.arange(len(matrix))[rows]] = 0.0
+                found = max(found, float(np.max(block)))
+        return found if len(self.mean) > 1 else 1.0
+
     def posterior(self, sites: SiteValues, keeping: tuple[Posterior, ...] = ()) -> DensePosterior:
         """q at these sites, one latent after the other."""
         taken = {q.slot for q in keeping if isinstance(q, DensePosterior)}

@@ -73,6 +73,9 @@ class Prior(Protocol):
     def spares_memory(self) -> bool:
         """Whether a covariance should go before the next posterior comes."""
 
+    def largest_correlation(self) -> float:
+        """Between two data; where it is nothing, no datum tells of another."""
+
     def posterior(self, sites: SiteValues, keeping: tuple[Posterior, ...] = ()) -> Posterior:
         """q at these sites.
 

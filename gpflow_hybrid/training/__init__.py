@@ -1,5 +1,7 @@
 """Variational EM as in the paper, monitored, resumable, honest about convergence."""
 
+from .fit_results import FitResult
+from .fitting import fit
 from .history import History, IterationRecord, TrainingResult
 from .steps import GradientSteps, InferToConvergence, LBFGSSteps, NaturalGradientSteps
 from .stopping import (
@@ -19,6 +21,7 @@ __all__ = [
     "AllOf",
     "AnyOf",
     "Drift",
+    "FitResult",
     "GradientSteps",
     "HeldOutDensity",
     "History",
@@ -33,4 +36,5 @@ __all__ = [
     "TimeBudget",
     "TrainingResult",
     "VEMTrainer",
+    "fit",
 ]

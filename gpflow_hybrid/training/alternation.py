@@ -158,7 +158,7 @@ class Alternation:
                     raise NonFiniteError(
                         "The objective or its gradient is not finite in the M-step."
                     )
-                wall = max(values) + 1e3 * int(tf.shape(self.model.sites.lambda_1)[0])
+                wall = max(values) + 1e3 * int(tf.shape(self.model.sites.values.lambda_1)[0])
                 return wall, np.zeros_like(x)
             values.append(float(loss))
             return float(loss), gradient

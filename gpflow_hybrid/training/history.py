@@ -9,6 +9,7 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
+from ..display import ShownAsText
 from ..plotting import pyplot
 
 
@@ -84,8 +85,8 @@ class History(Sequence[IterationRecord]):
         return f"History of {len(self)} records"
 
 
-@dataclasses.dataclass(frozen=True)
-class TrainingResult:
+@dataclasses.dataclass(frozen=True, repr=False)
+class TrainingResult(ShownAsText):
     """How a run of :meth:`~gpflow_hybrid.VEMTrainer.fit` ended."""
 
     history: History

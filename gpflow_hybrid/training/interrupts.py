@@ -44,3 +44,8 @@ def check() -> None:
     if _pending.is_set():
         _pending.clear()
         raise KeyboardInterrupt
+
+
+def is_pending() -> bool:
+    """Whether :func:`check` would raise."""
+    return _pending.is_set()

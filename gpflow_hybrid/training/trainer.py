@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 from tqdm import tqdm
 
+from ..display import progress_bar
 from ..errors import InvalidDataError, InvalidPosteriorError, NonFiniteError
 from ..models import CollapsedModel, CVIModel
 from ..objectives import Objective
@@ -107,7 +108,7 @@ class VEMTrainer(Alternation):
         :param checkpoint_period: iterations between checkpoints.
         :param resume: go on from the checkpoint if there is one; a run that was interrupted ends as
             it would have without.
-        :param progress: a progress bar; by default only on a terminal.
+        :param progress: a progress bar; by default on a terminal and in a notebook.
         """
         check_count(max_iterations, "max_iterations")
         check_count(image_period, "image_period")
@@ -120,12 +121,8 @@ class VEMTrainer(Alternation):
         store = CheckpointStore(checkpoint_dir, checkpoint_period, resume, self)
         with interrupts.deferred():
             run = self._begin(store, Monitoring(self.model, log_dir, image_period, monitor))
-            with tqdm(
-                total=max_iterations,
-                initial=len(run.history) - 1,
-                disable=None if progress is None else not progress,
-                unit="it",
-            ) as bar:
+            done = len(run.history) - 1
+            with progress_bar(progress, total=max_iterations, initial=done, unit="it") as bar:
                 verdict = self._alternate(run, store, max_iterations, bar)
             return self._result(run, verdict)
 

@@ -24,7 +24,7 @@ VALUE = "…"
 RECOGNISABLE = 20
 """Characters of a message that a quotation needs at least, if it is not all of it."""
 
-DISPLAY = {"__repr__", "__str__", "plot"}
+DISPLAY = {"__repr__", "__str__", "_repr_html_", "plot"}
 """Functions that print results: their literals are labels."""
 
 INVARIANTS = {"AssertionError"}

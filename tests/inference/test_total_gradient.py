@@ -259,7 +259,7 @@ def test_objectives_are_pure():
         np.testing.assert_array_equal(before, after)
 
 
-@pytest.mark.filterwarnings("ignore:A cavity does not exist:gpflow_hybrid.ConvergenceWarning")
+@pytest.mark.filterwarnings("ignore::gpflow_hybrid.ConvergenceWarning")
 def test_a_bad_warm_start_does_not_matter():
     X = inputs(7, num=30)
     Y = binary(X)  # heavy-tailed noise on labels: the extreme settings of an optimiser's first step

@@ -108,6 +108,7 @@ def test_infer_reports_in_every_field_what_the_model_has(cls: Any) -> None:
         "min_cavity_precision": float,
         "num_negative_sites": int,
         "message": str,
+        "quadrature_error": float,
     }
     assert result.converged
     assert result.message.startswith("Converged")
@@ -210,7 +211,7 @@ def test_sites_follow_the_hyperparameters_after_training_unless_they_are_the_use
     np.testing.assert_allclose(-model.training_loss(), value(inferred(cls)), rtol=1e-8)
     for m in (model, fresh):
         m.kernel.lengthscales.assign(1.4)  # as an optimiser does after its last evaluation
-    stale = model.sites.lambda_1.numpy()
+    stale = model.sites.values.lambda_1.numpy()
     fresh.infer(tolerance=1e-9)
     np.testing.assert_allclose(prediction(model), prediction(fresh), rtol=1e-6)
     assert np.max(np.abs(model.sites.lambda_1 - stale)) > 1e-3
@@ -305,7 +306,7 @@ def test_a_line_search_that_went_too_far_can_come_back(cls: Any) -> None:
         value = loss()
     assert value == 1000.0 * N > first
     np.testing.assert_array_equal(tape.gradient(value, model.trainable_variables), 0.0)
-    np.testing.assert_array_equal(model.sites.lambda_1, sites)
+    np.testing.assert_array_equal(model.sites.values.lambda_1, sites)
     with pytest.raises(gh.NonFiniteError, match="could not start"):
         model.predict_f(x_new())  # λ follows the hyperparameters, but not there
     model.kernel.lengthscales.assign(0.7)

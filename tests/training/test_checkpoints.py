@@ -537,3 +537,18 @@ def test_a_write_that_fails_leaves_the_previous_one(
 def test_a_measurement_may_be_a_tensor(trainer: VEMTrainer, tmp_path: Path) -> None:
     rule = Measuring(lambda model: tf.constant(1.0))
     restart(trainer, rule).fit(1, checkpoint_dir=tmp_path, progress=False)
+
+
+def test_a_checkpoint_of_other_data_says_how_many_rows_there_are(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+
+    def trainer(num: int) -> gh.VEMTrainer:
+        X = rng.normal(size=(num, 1))
+        data = (X, (X > 0.0).astype(float))
+        model = gh.CVIModel(data, gpflow.kernels.Matern52(), gh.likelihoods.ProbitBernoulli())
+        return gh.VEMTrainer(model)
+
+    trainer(15).fit(1, checkpoint_dir=tmp_path, progress=False)
+    message = r"its data is 15 rows of 1 inputs and 1 outputs, .* here it is 10 rows of 1 inputs"
+    with pytest.raises(gh.CheckpointError, match=message):
+        trainer(10).fit(1, checkpoint_dir=tmp_path, resume=True, progress=False)

@@ -1,0 +1,105 @@
+"""Whether what an optimiser ended with is a fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from gpflow.models import GPModel
+
+from ..inference.options import INDUCING, REPORT, TRAINING
+from ..likelihoods.ratios import log_expected_ratio
+from ..models import CollapsedModel, SparseCVIModel
+
+LITTLE = 1.0
+"""Nats by which an objective must exceed that of independent data: less is no evidence for a kernel
+with parameters of its own."""
+
+MAX_ROWS = 10_000
+"""Rows from which the objective of independent data is found where it is a sum over rows."""
+
+
+class Assessment(NamedTuple):
+    """What is known of an objective where it was left."""
+
+    gain: float
+    residual: float = np.nan
+    quadrature_error: float = np.nan
+    tolerated_error: float = np.nan
+
+
+class Ending(NamedTuple):
+    """How the optimiser ended."""
+
+    loss: float
+    gradient_norm: float
+    tolerance: float
+    reached_maximum: bool
+    interrupted: bool
+    message: str
+
+
+def assessment_of(
+    model: GPModel, data: Any, loss: float, arrays: Callable[[], tuple[Any, Any]]
+) -> Assessment:
+    """Look at a model where it was left; sites are brought to its hyperparameters."""
+    value = -loss - float(model.log_prior_density())
+    if isinstance(model, CollapsedModel):
+        report = model.refresh()
+        gain = value - model.objective_of_independent_data()
+        return Assessment(gain, report.residual, report.quadrature_error, REPORT.own_error)
+    if isinstance(model, SparseCVIModel):
+        report = model.infer(data, tolerance=INDUCING.tolerance)
+        errors = (report.quadrature_error, REPORT.inner_error)
+        return Assessment(value - _independent(model, *arrays()), report.residual, *errors)
+    return Assessment(value - _independent(model, *arrays()))
+
+
+def _independent(model: GPModel, X: Any, Y: Any) -> float:
+    """``Σ log ∫ N(f; μ₀ₙ, kₙₙ) p(yₙ|f) df``."""
+    rows = np.linspace(0, len(X) - 1, min(len(X), MAX_ROWS)).astype(int)
+    inputs, observed = tf.convert_to_tensor(X[rows]), tf.convert_to_tensor(Y[rows])
+    variance = model.kernel(inputs, full_cov=False)
+    if variance.shape.rank == 1:
+        variance = tf.repeat(variance[:, None], model.num_latent_gps, 1)
+    mean = model.mean_function(inputs) + tf.zeros_like(variance)
+    nothing = tf.zeros_like(mean)
+    at = (inputs, mean, variance, observed, nothing, nothing)
+    densities = log_expected_ratio(model.likelihood, *at, 1.0)
+    return len(X) * float(tf.reduce_mean(densities))
+
+
+def verdict_on(ending: Ending, found: Assessment) -> tuple[str, str]:
+    """Status and message."""
+    if ending.interrupted:
+        return "interrupted", "Interrupted; the model is at the best parameters seen."
+    if ending.reached_maximum:
+        return "max_iterations", (
+            f"Not converged: the iterations were used up at a gradient of {ending.gradient_norm:.1e}. "
+            "Raise max_iterations, or fit again from here."
+        )
+    if found.residual > TRAINING.warn_residual:
+        return "inaccurate", (
+            f"Not to be trusted: the E-step did not converge, its residual is {found.residual:.1e}. "
+            "model.infer() says why."
+        )
+    if found.quadrature_error > found.tolerated_error:
+        return "inaccurate", (
+            f"Not to be trusted: the quadrature of the likelihood is too coarse, its error is "
+            f"{found.quadrature_error:.1e}. model.infer() says what to do."
+        )
+    if found.gain < LITTLE:
+        return "no_better_than_prior", (
+            f"Not a fit: no better than the prior (a gain of {found.gain:.2g} nats). Under this "
+            "kernel no datum tells of another. Lengthscales far from the scale of the inputs do that: "
+            'pass start="data", standardise X, or raise num_starts. Data without a signal do it too.'
+        )
+    if not ending.gradient_norm <= ending.tolerance:
+        return "steep", (
+            f"Not converged: L-BFGS gave up at a gradient of {ending.gradient_norm:.1e} "
+            f"({ending.message}). The objective is not smooth there, or its parameters are of very "
+            "different scales: raise num_starts, put priors on the parameters, or standardise the data."
+        )
+    return "converged", f"Converged: the largest derivative is {ending.gradient_norm:.1e}."

@@ -1,0 +1,107 @@
+"""L-BFGS as GPflow has it, begun again where it gave up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import gpflow
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+from gpflow.models import GPModel
+from gpflow.utilities import parameter_dict
+
+from . import interrupts
+
+Array = npt.NDArray[np.float64]
+
+MAX_RESTARTS = 5
+"""L-BFGS is begun again at most so often where its line search gave up on a slope."""
+
+
+class Run(NamedTuple):
+    """Where one start ended."""
+
+    x: Array
+    loss: float
+    gradient: Array
+    reached_maximum: bool
+    message: str
+
+
+class Minimisation:
+    """L-BFGS from wherever the model is, and the best that it has found."""
+
+    def __init__(
+        self, model: GPModel, closure: Callable[[], Any], max_iterations: int, tolerance: float
+    ) -> None:
+        self.variables = tuple(model.trainable_variables)
+        self.trained = trained_parameters(model)
+        self.num_iterations = self.num_evaluations = 0
+        self.best: Run | None = None
+        self._closure = closure
+        self._optimizer = gpflow.optimizers.Scipy()
+        self._max_iterations, self._tolerance = max_iterations, tolerance
+
+    def begin_again(self, closure: Callable[[], Any]) -> None:
+        """Go on with another loss of the same variables: what was best is not comparable."""
+        self.best, self._closure, self._optimizer = None, closure, gpflow.optimizers.Scipy()
+
+    def position(self) -> Array:
+        """The unconstrained parameters in a row."""
+        return np.asarray(self._optimizer.initial_parameters(self.variables), np.float64)
+
+    def move_to(self, x: Array) -> None:
+        """Set them."""
+        values = self._optimizer.unpack_tensors(self.variables, tf.constant(x))
+        self._optimizer.assign_tensors(self.variables, values)
+
+    def run(self, bar: Any) -> Run:
+        """To the end of one start, begun again on a slope as long as that helps."""
+        left, before = self._max_iterations, np.inf
+        for _ in range(1 + MAX_RESTARTS):
+            run, count = self._minimise(left, bar)
+            left -= count
+            is_steep = np.max(np.abs(run.gradient)) > self._tolerance
+            if not is_steep or left < 1 or not run.loss < before:
+                break
+            before = run.loss
+        return run
+
+    def _minimise(self, max_iterations: int, bar: Any) -> tuple[Run, int]:
+        def callback(intermediate_result: Any) -> None:
+            at = intermediate_result
+            bar.set_postfix(loss=f"{at.fun:.4f}", refresh=False)
+            bar.update(1)
+            if interrupts.is_pending():
+                self._keep(Run(np.array(at.x), float(at.fun), np.array([np.nan]), False, ""))
+            interrupts.check()
+
+        result = self._optimizer.minimize(
+            self._closure,
+            self.variables,
+            callback=callback,
+            options={"maxiter": max_iterations},
+            allow_unused_variables=True,
+        )
+        self.num_iterations += int(result.nit)
+        self.num_evaluations += int(result.nfev)
+        message = result.message if isinstance(result.message, str) else result.message.decode()
+        run = Run(result.x, float(result.fun), result.jac, result.status == 1, message)
+        self._keep(run)
+        return run, int(result.nit)
+
+    def _keep(self, run: Run) -> None:
+        if np.isfinite(run.loss) and (self.best is None or run.loss <= self.best.loss):
+            self.best = run
+
+
+def trained_parameters(model: GPModel) -> dict[str, Any]:
+    """Parameters whose variables are trained, by GPflow's path."""
+    trained = {id(v) for v in model.trainable_variables}
+    return {
+        path: parameter
+        for path, parameter in parameter_dict(model).items()
+        if id(getattr(parameter, "unconstrained_variable", parameter)) in trained
+    }

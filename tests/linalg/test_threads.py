@@ -1,0 +1,126 @@
+"""BLAS has one thread wherever matrices are small, and as many as before afterwards."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import gpflow
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import gpflow_hybrid as gh
+from gpflow_hybrid import tuning
+from gpflow_hybrid.linalg import threads
+from gpflow_hybrid.linalg.host import call_on_host
+
+ROOT = Path(__file__).parents[2]
+
+
+class Controller:
+    """How often and when threads are limited."""
+
+    def __init__(self) -> None:
+        self.inside = 0
+        self.count = 0
+
+    def limit(self, limits: int, user_api: str) -> Controller:
+        assert (limits, user_api) == (1, "blas")
+        return self
+
+    def __enter__(self) -> None:
+        self.inside += 1
+        self.count += 1
+
+    def __exit__(self, *_: Any) -> None:
+        self.inside -= 1
+
+
+@pytest.fixture
+def controller(monkeypatch: pytest.MonkeyPatch) -> Controller:
+    found = Controller()
+    monkeypatch.setattr(threads, "_controller", lambda: found)
+    return found
+
+
+def test_two_threads_are_left_where_they_pay(controller: Controller) -> None:
+    for rows, limited in ((300, 1), (724, 1), (725, 0), (2000, 0)):
+        with threads.blas_threads_for_rows(rows):
+            assert controller.inside == limited
+        assert controller.inside == 0
+
+
+def test_the_limit_holds_as_long_as_anybody_is_inside(controller: Controller) -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with threads.blas_threads_for_rows(10):
+            entered.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=other)
+    with threads.blas_threads_for_rows(10):
+        thread.start()
+        assert entered.wait(10)
+    assert controller.inside == 1
+    leave.set()
+    thread.join()
+    assert controller.inside == 0
+    assert controller.count == 1
+
+
+def test_host_calls_of_graphs_are_limited_by_their_rows(controller: Controller) -> None:
+    seen: list[int] = []
+
+    def on_host(x: np.ndarray) -> tuple[np.ndarray]:
+        seen.append(controller.inside)
+        return (x,)
+
+    call = tf.function(lambda x: call_on_host(on_host, [x], [x.shape]))
+    for rows in (20, 1000):
+        call(tf.zeros([rows, 2], tf.float64))
+    assert seen == [1, 0]
+
+
+@pytest.mark.parametrize("cls", [gh.CVIModel, gh.EPModel, gh.LaplaceModel])
+def test_inference_and_training_are_limited(cls: Any, controller: Controller) -> None:
+    seen: list[int] = []
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(20, 1))
+    model = cls((X, (X > 0).astype(float)), gpflow.kernels.RBF(), gh.likelihoods.ProbitBernoulli())
+    posterior = gh.priors.dense.lapack.posterior
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        seen.append(controller.inside)
+        return posterior(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gh.priors.dense.lapack, "posterior", watched)
+        model.infer()
+        model.training_loss()
+        tf.function(model.training_loss, autograph=False)()
+    assert len(seen) > 5
+    assert set(seen) == {1}
+    assert controller.inside == 0
+
+
+def test_sizes_are_read_when_they_are_needed(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "THREADED_ELEMENTS", -1)
+    with threads.blas_threads_for_rows(1):
+        assert controller.count == 0
+
+
+@pytest.mark.slow
+def test_a_fit_beside_other_work_takes_at_most_three_times_as_long() -> None:
+    limits = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    free = {name: value for name, value in os.environ.items() if name not in limits}
+    command = [sys.executable, "-m", "benchmarks.busy", "--datasets", "sonar"]
+    done = subprocess.run(command, cwd=ROOT, env=free, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr

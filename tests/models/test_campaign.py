@@ -1,0 +1,105 @@
+"""From far starts on awkward data a loss is a function of the hyperparameters, and its end is no slope."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gpflow
+import numpy as np
+import pytest
+
+import gpflow_hybrid as gh
+from gpflow_hybrid.likelihoods.concavity import is_log_concave
+from tests import campaign
+from tests.likelihood_cases import CASES
+
+SCALAR = (
+    "bernoulli_probit",
+    "probit_bernoulli",
+    "student_t",
+    "poisson",
+    "gamma",
+    "beta",
+    "ordinal",
+)
+RUNS = [
+    *((name, "ep_like") for name in CASES if name != "multiclass"),
+    *((name, "elbo") for name in SCALAR),
+    *((name, 0.3) for name in ("student_t", "ordinal", "bernoulli_probit")),
+    *((name, method) for name in ("probit_bernoulli", "poisson") for method in ("ep", "laplace")),
+]
+"""RobustMax is left out: its objective jumps with the hyperparameters, see ``gh.fit``'s message."""
+
+
+def build(name: str, objective: Any, data: Any) -> Any:
+    kernel, likelihood = gpflow.kernels.Matern52(), CASES[name].make()
+    models = {"ep": gh.EPModel, "laplace": gh.LaplaceModel}
+    if objective in models:
+        return models[objective](data, kernel, likelihood)
+    return gh.CVIModel(data, kernel, likelihood, objective=objective)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "objective"), RUNS)
+def test_no_start_is_bad_and_none_depends_on_its_path(name: str, objective: Any) -> None:
+    found = campaign.run(lambda data: build(name, objective, data), CASES[name].observe)
+    assert len(found) >= 25  # others ended with an error that says why
+    assert [o for o in found if o.is_bad] == []
+    assert [o for o in found if o.depends_on_path] == []
+
+
+@pytest.mark.filterwarnings("ignore::gpflow_hybrid.ConvergenceWarning")  # of coarse quadratures
+@pytest.mark.parametrize("name", ["bernoulli_probit", "student_t", "ordinal"])
+def test_the_same_hyperparameters_have_the_same_loss(name: str) -> None:
+    """Where the fixed point is not unique: after a long way, and from zero sites."""
+    rng = np.random.default_rng(0)
+    X = campaign.inputs("separable", rng)
+    Y = CASES[name].observe(campaign.signal("separable", X, rng), rng)
+    model = build(name, "ep_like", (X, Y))
+    assert not is_log_concave(model.likelihood)
+    first = float(model.training_loss())
+    model.kernel.variance.assign(30.0)
+    model.training_loss()
+    model.kernel.lengthscales.assign(5.0)
+    model.training_loss()
+    model.kernel.variance.assign(1.0)
+    model.kernel.lengthscales.assign(1.0)
+    assert float(model.training_loss()) == pytest.approx(first, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_log_concave_is_what_is_called_so(name: str) -> None:
+    """Second derivatives at many f; what is not called so may be."""
+    case = CASES[name]
+    likelihood = case.make()
+    if not is_log_concave(likelihood):
+        return
+    rng = np.random.default_rng(0)
+    f = rng.normal(size=(40, 1))
+    Y = case.observe(f, rng)
+    a, b = (4.0 * rng.normal(size=(40, case.num_latent)) for _ in range(2))
+    X = np.zeros((40, 1))
+    middle = likelihood.log_prob(X, 0.5 * (a + b), Y)
+    ends = 0.5 * (likelihood.log_prob(X, a, Y) + likelihood.log_prob(X, b, Y))
+    assert np.all(middle - ends >= -1e-9 * np.abs(ends))
+
+
+def test_what_has_not_converged_is_not_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(20, 1))
+    model = gh.CVIModel(
+        (X, (X > 0.0).astype(float)), gpflow.kernels.Matern52(), gh.likelihoods.ProbitBernoulli()
+    )
+    first = float(model.training_loss())
+    sites = model.sites.values.lambda_1.numpy()
+    limits = type(model)._training_limits
+
+    def hasty(self: Any) -> Any:
+        return limits(self)._replace(max_steps=1)
+
+    monkeypatch.setattr(type(model), "_training_limits", hasty)
+    model.kernel.variance.assign(1e6)
+    with pytest.warns(gh.ConvergenceWarning, match="did not converge"):
+        value = float(model.training_loss())
+    assert value == 1000.0 * 20 > first
+    np.testing.assert_array_equal(model.sites.values.lambda_1, sites)  # those of the last good one
