@@ -60,6 +60,6 @@ THREADED_INDUCING = 200
 and threads wait for each other, many times as long beside other work."""
 
 THREADED_ELEMENTS = 2**18
-"""Elements of a matrix from which several BLAS threads pay: a triangle of 724×724. For factor, inverse and product two threads take 0.91 of the time of one at n = 512,
-0.85 at 700, 0.69 at 1000; beside other work they wait for each other, up to a second at a time at n = 300
-(``benchmarks.busy``)."""
+"""Elements of a matrix from which several BLAS threads pay: a triangle of 724×724. For factor, inverse and
+product two threads take 0.91 of the time of one at n = 512, 0.85 at 700, 0.69 at 1000; beside other work
+they wait for each other, up to a second at a time at n = 300 (``benchmarks.busy``)."""
