@@ -95,8 +95,9 @@ class Remarks:
             kind, *_ = re.split("[:;]", remark)  # what follows has numbers
             if kind not in self._made:
                 self._made.add(kind)
-                # Python itself would say the same words once in a process; this is another run.
-                warnings.warn_explicit(remark, ConvergenceWarning, __file__, 1, __name__, {})
+                # Python itself would say the same words once in a process; this is another run. No line of
+                # code is to blame.
+                warnings.warn_explicit(remark, ConvergenceWarning, "gpflow_hybrid", 0, __name__, {})
 
 
 def collapse(

@@ -109,6 +109,8 @@ class Method:
     """The derivatives of ``L + wᵀρ`` in the likelihood's own parameters, from m, v, λ₁, λ₂ and w."""
     when_stalled: str
     """What it means that the iteration cannot go on, and what to do."""
+    by_value: bool = True
+    """Whether of two ends the better is the one of higher value, or of smaller residual."""
     when_exhausted: str = "Raise max_steps."
     """What to do when the steps did not suffice."""
     quadrature_error: Question | None = None

@@ -277,6 +277,7 @@ def expectation_propagation(alpha: float) -> Method:
             "every update, however short, leaves no valid q(f) or a cavity without positive "
             "precision. Use a smaller power alpha, or CVIModel, whose inference always has a valid q."
         ),
+        by_value=False,
         when_exhausted=(
             "Raise max_steps; where the residual does not fall, EP has no fixed point within reach: use "
             "a smaller power alpha, or CVIModel."

@@ -18,6 +18,7 @@ from ..inference.reports import InferenceResult
 from ..inference.total_gradient import variational_inference
 from ..inference.variational import damped, natural_gradient_step
 from ..likelihoods.expectations import expectation_gradients
+from ..likelihoods.first_sites import first_sites
 from ..linalg import marginals
 from ..objectives import Objective, power_of
 from ..sites import SiteValues
@@ -67,6 +68,9 @@ class CVIModel(CollapsedModel):
     def objective(self, value: Objective) -> None:
         power_of(value)
         self._objective = value
+
+    def _first_sites(self) -> SiteValues:
+        return first_sites(self.likelihood, self._data_tensors()[1], self.sites.values.lambda_1)
 
     def _method(self) -> Method:
         return variational_inference(power_of(self.objective))

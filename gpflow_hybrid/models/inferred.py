@@ -184,22 +184,28 @@ class InferredModel(SiteModel):
     def _start(self) -> SiteValues:
         """Where inference inside a training loss starts.
 
-        From where λ is, if the fixed point is unique; else from zero, so that the loss is a function of the
-        hyperparameters and not of the way to them.
+        From where λ is, if the fixed point is unique; else from :meth:`_first_sites`, so that the loss is a
+        function of the hyperparameters and not of the way to them.
         """
-        present = self.sites.values
-        if is_log_concave(self.likelihood):
-            return present
-        return SiteValues(*(tf.zeros_like(x) for x in present))
+        return self.sites.values if is_log_concave(self.likelihood) else self._first_sites()
+
+    def _first_sites(self) -> SiteValues:
+        """Where inference starts that knows nothing of earlier ones."""
+        return SiteValues(*(tf.zeros_like(x) for x in self.sites.values))
 
     def _solve_again(self) -> Diagnosis:
         """``λ*`` for the present hyperparameters, as a training loss finds it."""
-        found = []
-        for start in (self._start(), SiteValues(*(tf.zeros_like(x) for x in self.sites.values))):
-            found.append(self._diagnose(self._method(), start, self._training_limits()))
-            if found[-1].solution.residual <= COLLAPSE.acceptable_residual:
-                break
-        return min(found, key=lambda at: float(at.solution.residual))
+        method, start, limits = self._method(), self._start(), self._training_limits()
+        first = self._diagnose(method, start, limits)
+        old = first.solution
+        is_cold = not any(tf.reduce_any(x != 0.0) for x in start)
+        if old.residual <= COLLAPSE.acceptable_residual or is_cold:
+            return first
+        zeros = SiteValues(*(tf.zeros_like(x) for x in start))
+        second = self._diagnose(method, zeros, limits)
+        new = second.solution
+        better = new.value > old.value if method.by_value else new.residual < old.residual
+        return second if better or not np.isfinite(old.value) else first
 
     def _training_limits(self) -> Limits:
         return Limits(max(TRAINING.tolerance, self._rounding()), TRAINING.max_steps)

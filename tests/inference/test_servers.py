@@ -138,6 +138,20 @@ def test_compiled_answers_do_not_keep_a_likelihood_alive() -> None:
     assert kept() is None
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda loc, scale: tfp.distributions.Normal(loc, scale + 0.5),
+        lambda loc, scale: tfp.distributions.Normal(2.0 * loc, scale),
+    ],
+)
+def test_a_normal_of_other_moments_is_not_taken_for_the_usual_one(make: Any) -> None:
+    likelihood = gpflow.likelihoods.HeteroskedasticTFPConditional(make)
+    X = np.linspace(0.0, 1.0, 5)[:, None]
+    model = gh.CVIModel((X, np.sin(X)), gpflow.kernels.Matern52(), likelihood, num_latent_gps=2)
+    np.testing.assert_allclose(model.infer().elbo, model.elbo(), rtol=1e-8)
+
+
 def test_a_graph_does_not_keep_a_likelihood_alive() -> None:
     model = model_of("ordinal")
     loss = tf.function(model.training_loss, autograph=False)

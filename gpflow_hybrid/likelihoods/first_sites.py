@@ -1,0 +1,31 @@
+"""Where inference starts if it must not depend on what came before: sites that a likelihood suggests.
+
+A function of the likelihood and the data alone. Nearer to the optimum than zero sites, and in a better
+basin where the ELBO has several optima.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+from gpflow.likelihoods import Likelihood, MultiClass, StudentT
+
+from ..sites import SiteValues
+
+
+def first_sites(likelihood: Likelihood, Y: tf.Tensor, like: tf.Tensor) -> SiteValues:
+    """``λ₁`` and ``λ₂``, ``[N, L]``: zero for most likelihoods.
+
+    Of ``MultiClass``, regression on signs: ``λ₂ = 1``, ``λ₁ = 1`` for the label's latent, −1 for others.
+    Of ``StudentT`` with one output, its curvature where y is: ``λ₂ = (ν + 1)/(ν s²)``, ``λ₁ = λ₂ y``.
+
+    :param like: has the shape and the type of λ.
+    """
+    if isinstance(likelihood, MultiClass):
+        labels = tf.cast(tf.reshape(Y, [-1]), tf.int32)
+        one = tf.ones_like(like)
+        return SiteValues(2.0 * tf.one_hot(labels, like.shape[-1], dtype=like.dtype) - one, one)
+    if type(likelihood) is StudentT and Y.shape[-1] == like.shape[-1]:
+        scale = tf.cast(likelihood.scale, like.dtype)
+        lambda_2 = (likelihood.df + 1.0) / (likelihood.df * scale * scale) * tf.ones_like(like)
+        return SiteValues(lambda_2 * tf.cast(Y, like.dtype), lambda_2)
+    return SiteValues(tf.zeros_like(like), tf.zeros_like(like))
