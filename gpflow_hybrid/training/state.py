@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from gpflow.kernels import Kernel
 from gpflow.utilities import parameter_dict
 
 from .history import History, IterationRecord
+from .subjects import digest
 
 if TYPE_CHECKING:
     from .alternation import Alternation
@@ -90,22 +90,14 @@ def identity_of(steps: Alternation) -> dict[str, Any]:
         "kernel": " ".join(type(k).__name__ for k in kernels if isinstance(k, Kernel)),
         "likelihood": type(model.likelihood).__name__,
         "mean_function": type(model.mean_function).__name__,
-        "data": _digest(model.data),
+        "data": steps.subject.digest(),
         "variables": [[v.dtype.name, *v.shape] for v in steps.variables],
-        "fixed parameters": f"{list(fixed)} {_digest(fixed.values())}",
+        "fixed parameters": f"{list(fixed)} {digest(fixed.values())}",
         "priors": str(priors),
         "objective": f"power {steps.alpha:g}",
         "e_step": repr(steps.e_step_settings),
         "m_step": m_step,
     }
-
-
-def _digest(tensors: Any) -> str:
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        array = np.ascontiguousarray(np.asarray(tf.convert_to_tensor(tensor)))
-        digest.update(f"{array.dtype} {array.shape}".encode() + array.tobytes())
-    return digest.hexdigest()
 
 
 def _configuration(optimizer: Any) -> str:
