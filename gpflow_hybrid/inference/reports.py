@@ -117,15 +117,16 @@ def sparse_report(found: InducingSolution, sites: SiteSummary) -> InferenceResul
     tried = found.num_evaluations - 1
     number = tried - found.num_steps
     shortened = "" if number <= 0 else f" {number} steps were taken back."
-    products = f" and {found.num_products} products for Newton steps" if found.num_products else ""
-    if found.status == CONVERGED:
-        message = (
-            f"Converged: residual {found.residual:.1e} after {found.num_steps} steps{products}."
+    if found.num_products:
+        shortened += (
+            f" Newton steps took {found.num_products} products, each a sum over the data too."
         )
+    if found.status == CONVERGED:
+        message = f"Converged: residual {found.residual:.1e} after {found.num_steps} steps."
     elif found.status == EXHAUSTED:
         message = (
-            f"Not converged: residual {found.residual:.1e} after {tried + 1} sums over the data"
-            f"{products}. Raise max_steps."
+            f"Not converged: residual {found.residual:.1e} after {tried + 1} sums over the data. Raise "
+            "max_steps."
         )
     else:
         message = (

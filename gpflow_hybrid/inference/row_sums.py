@@ -49,7 +49,7 @@ class MissingCavities(NamedTuple):
     n: int
     latent: int
     precision: float
-    count: int
+    number: int
 
 
 class GradientSums(NamedTuple):

@@ -226,6 +226,5 @@ class SiteModel(GPModel, InternalDataTrainingLossMixin):
         bad = np.argwhere(~(precision > 0.0))
         if len(bad):
             n, latent = bad[0]
-            raise no_cavity(
-                n, latent, precision[n, latent], len(bad), alpha, "model.sites.reset(N)"
-            )
+            reset = "model.sites.reset(N)"
+            raise no_cavity(n, latent, precision[n, latent], len(bad), alpha, reset)
