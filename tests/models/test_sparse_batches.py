@@ -207,3 +207,45 @@ def test_a_stream_of_other_shapes_is_refused() -> None:
         model.infer(unknown)
     known = stream(X, Y[:, 0]).map(lambda x, y: (x, y[..., None]))
     assert model.infer(known).converged
+
+
+# Training
+
+
+@pytest.mark.filterwarnings("ignore:A cavity does not exist")  # for a few batches
+def test_batches_train_to_the_optimum_of_all_data_where_the_weights_matter() -> None:
+    """With M = N/4 and a wide prior; without weights it ends beyond its start, at a lengthscale of 1.01."""
+
+    def make(**more: Any) -> gh.SparseCVIModel:
+        problem = sparse_problem("probit_bernoulli", 40, 10)
+        model = problem.model(mean_function=None, **more)
+        model.kernel.variance.assign(200.0)
+        model.kernel.lengthscales.assign(1.0)
+        gpflow.set_trainable(model.inducing_variable, False)
+        gpflow.set_trainable(model.kernel.variance, False)
+        return model
+
+    full = make()
+    gpflow.optimizers.Scipy().minimize(full.training_loss_closure(DATA), full.trainable_variables)
+    model = make(num_data=40)
+    model.infer(DATA)
+    # Each leaves four rows out in turn: little noise, so that few steps tell.
+    kept = np.concatenate([np.delete(np.arange(40), np.arange(k, k + 4)) for k in range(0, 40, 4)])
+    loss = model.training_loss_closure(iter(stream(*(x[kept] for x in DATA)).batch(36).repeat()))
+    sgd = tf.optimizers.SGD(0.02)
+
+    @tf.function(autograph=False)
+    def step() -> None:
+        with tf.GradientTape() as tape:
+            value = loss()
+        gradients = tape.gradient(value, model.trainable_variables)
+        sgd.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    for i in range(300):
+        sgd.learning_rate.assign(0.02 / (1.0 + i / 60.0))
+        step()
+    best, found = (float(m.kernel.lengthscales.numpy()) for m in (full, model))
+    start = 1.0
+    assert start - best > 0.08
+    # q(u) still varies between batches, by its step size, and the gradient's mean with that squared.
+    assert abs(found - best) < 0.03
