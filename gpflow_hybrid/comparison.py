@@ -17,6 +17,7 @@ from .display import ShownAsText, values_in_short
 from .errors import InvalidDataError, InvalidPosteriorError
 from .evidence.results import FloatArray, standard_error
 from .models import CVIModel, SparseCVIModel
+from .models.sparse_validation import check_data_for
 from .objectives import Objective, power_of
 from .training import fitting
 from .validation import prepare_data
@@ -186,20 +187,8 @@ def compare_objectives(
 
 def _data_of(model: Any, data: RegressionData | None) -> tuple[Any, Any]:
     """The arrays to compare on: the model's own, or those given for a sparse one."""
-    if isinstance(model, SparseCVIModel):
-        if data is None:
-            raise InvalidDataError(
-                "data must be given for SparseCVIModel, which has none of its own; found None. Pass "
-                "data=(X, Y)."
-            )
-        data = prepare_data(data, model.likelihood)
-    elif data is not None:
-        raise InvalidDataError(
-            f"data must be left out for {type(model).__name__}, which has its own; found "
-            f"{type(data).__name__}. Build the model with other data to compare on those."
-        )
-    else:
-        data = model.data
+    check_data_for(model, data)
+    data = model.data if data is None else prepare_data(data, model.likelihood)
     X, Y = (np.asarray(tf.convert_to_tensor(d)) for d in data)
     return X, Y
 

@@ -67,6 +67,20 @@ def explain_invalid(X: TensorType, K: tf.Tensor, mean: tf.Tensor, lambda_2: tf.T
     )
 
 
+def no_cavity(
+    n: int, latent: int, precision: float, count: int, alpha: float, reset: str
+) -> InvalidPosteriorError:
+    """That the cavity of a datum, the first of so many, does not exist.
+
+    :param reset: how the sites return to zero.
+    """
+    return InvalidPosteriorError(
+        f"The cavity of datum {n} (latent {latent}) does not exist: 1/v − αλ₂ = {precision:.3g} with "
+        f"α = {alpha:g} ({count} such data). The integral diverges there: use the ELBO or a smaller α, "
+        f"or infer from zero sites ({reset})."
+    )
+
+
 class SitePosterior(AbstractPosterior):
     """q(f(·)) of a model with sites.
 

@@ -62,22 +62,36 @@ class DatasetRows(DataRows):
                 "for full data, or pass iter(dataset) and num_data for minibatches."
             )
         self.dataset, self.likelihood = dataset, likelihood
-        self.is_batched = len(spec[0].shape) == 2
+        self.is_batched, (self.num_columns, self.num_outputs) = _columns_of(*spec)
         self._checked = False
-        self.num_rows, self.num_columns = 0, int(spec[0].shape[-1])
-        self.num_outputs = int(spec[1].shape[-1])
-        for _ in self.blocks(4096):
+        self.num_rows = 0
+        for _ in self._batches(4096):
             pass
 
     def blocks(self, size: int) -> Iterator[Pair]:
-        """Batches as they come, cut where they are larger; the first time they are checked and counted."""
+        """Batches joined, or cut, to so many rows; the last block has what is left."""
+        waiting: list[Pair] = []
+        num_waiting = 0
+        for batch in self._batches(size):
+            for part in ArrayRows(*batch).blocks(size):
+                waiting.append(part)
+                num_waiting += len(part[0])
+                if num_waiting >= size:
+                    X, Y = _joined(waiting)
+                    yield X[:size], Y[:size]
+                    waiting, num_waiting = [(X[size:], Y[size:])], num_waiting - size
+        if num_waiting:
+            yield _joined(waiting)
+
+    def _batches(self, size: int) -> Iterator[Pair]:
+        """As they come, of so many rows if they do not; the first time they are checked and counted."""
         dataset = self.dataset if self.is_batched else self.dataset.batch(size)
         count = 0
         for X, Y in dataset.as_numpy_iterator():
             if not self._checked:
                 X, Y = (x.numpy() for x in prepare_data((X, Y), self.likelihood))
             count += len(X)
-            yield from ArrayRows(*as_computed(X, Y)).blocks(size)
+            yield as_computed(X, Y)
         if not self._checked:
             self.num_rows, self._checked = count, True
         if count != self.num_rows:
@@ -85,6 +99,26 @@ class DatasetRows(DataRows):
                 f"data has changed its number of rows: {self.num_rows} when it was first read, now "
                 f"{count}. A Dataset for full data must give the same rows every time."
             )
+
+
+def _columns_of(*specs: Any) -> tuple[bool, tuple[int, int]]:
+    """Whether a Dataset of X and Y is batched, and how many columns each has."""
+    ranks = tuple(x.shape.rank for x in specs)
+    known = ranks in ((1, 1), (2, 2)) and all(x.shape[-1] is not None for x in specs)
+    if not known:
+        raise InvalidDataError(
+            "data must be a Dataset of rows X [D] and Y [P], or of batches X [N, D] and Y [N, P]; found "
+            f"{' and '.join(str(x.shape) for x in specs)}. One column of Y: dataset.map(lambda x, y: "
+            "(x, y[..., None])); shapes that are not known: tf.ensure_shape in such a map."
+        )
+    return ranks == (2, 2), (int(specs[0].shape[-1]), int(specs[1].shape[-1]))
+
+
+def _joined(parts: list[Pair]) -> Pair:
+    if len(parts) == 1:
+        return parts[0]
+    X, Y = (np.concatenate(x) for x in zip(*parts, strict=True))
+    return X, Y
 
 
 def as_computed(X: Any, Y: Any) -> Pair:

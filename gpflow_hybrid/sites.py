@@ -188,16 +188,34 @@ class InducingSites(Sites):
     is ``I + Λ₂`` and its mean ``(I + Λ₂)⁻¹λ₁``.
     """
 
+    # As those of Sites: checkpoints carry them.
+    _TF_MODULE_IGNORED_PROPERTIES = frozenset(
+        ("num_steps", "weights", *Sites._TF_MODULE_IGNORED_PROPERTIES)
+    )
+
     def __init__(self, num_inducing: int, num_latent_gps: int) -> None:
         M, L = num_inducing, num_latent_gps
         zeros = [tf.zeros(shape, default_float()) for shape in ((M, L), (L, M, M))]
         self._make(*zeros, (M, L), (L, M, M))
+        # Steps on batches since the sites were zero or inferred, and what these know of the total gradient.
+        self.num_steps = tf.Variable(0, trainable=False, dtype=tf.int64, name="num_steps")
+        self.weights = tf.Variable(_in_a_row(zeros), trainable=False, name="adjoint_weights")
 
     def reset(self, num_data: tf.Tensor = None) -> None:
         """Back to zero: q = prior."""
         zeros = SiteValues(*(tf.zeros_like(x) for x in self.values))
         self.assign(zeros)
         self._inferred.assign(_in_a_row(zeros))
+        self._forget_batches()
+
+    def store_inferred(self, values: SiteValues, hyperparameters: tf.Tensor) -> None:
+        """Set both parameters to what was inferred for these hyperparameters, from all data."""
+        super().store_inferred(values, hyperparameters)
+        self._forget_batches()
+
+    def _forget_batches(self) -> None:
+        self.num_steps.assign(0)
+        self.weights.assign(tf.zeros_like(self.weights))
 
 
 def _in_a_row(values: Sequence[tf.Tensor]) -> tf.Tensor:

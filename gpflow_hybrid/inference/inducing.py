@@ -100,6 +100,24 @@ class InducingPosterior:
         d1 = np.einsum("lij,lj->li", self.chol, x.a) + np.einsum("lij,lj->li", d2, self.mean)
         return SummedSites(self.sites.lambda_1 + d1, self.sites.lambda_2 + d2)
 
+    def weights_of_sites(self, w: Pair) -> Pair:
+        """Weights of changes in units of q as such of changes of the sites: ``a = C⁻ᵀw_a`` and
+        ``B = C⁻ᵀw_B C⁻¹ − ½(aμᵀ + μaᵀ)``, so that the weighted sums are the same."""
+        a = np.einsum("lji,lj->li", self.inverse, w.a)
+        B = np.stack([congruence(C.T, x) for C, x in zip(self.inverse, w.B, strict=True)])
+        return Pair(a, B - self._with_mean(a))
+
+    def weights_in_units(self, w: Pair) -> Pair:
+        """The way back."""
+        B = w.B + self._with_mean(w.a)
+        B = np.stack([congruence(C.T, x) for C, x in zip(self.chol, B, strict=True)])
+        return Pair(np.einsum("lji,lj->li", self.chol, w.a), B)
+
+    def _with_mean(self, a: Array) -> Array:
+        """``½(aμᵀ + μaᵀ)``."""
+        product = np.einsum("li,lj->lij", a, self.mean)
+        return 0.5 * (product + np.swapaxes(product, 1, 2))
+
 
 class ExpectationSums(NamedTuple):
     """Over all rows, at some q."""
@@ -136,6 +154,8 @@ class InducingSolution(NamedTuple):
     residual: float
     step: SummedSites | None = None
     """``G(x) − x`` there."""
+    num_products: int = 0
+    """Sums over the data for Newton steps, besides evaluations."""
 
 
 class _Evaluation:
@@ -190,11 +210,12 @@ def solve(rows: Rows, start: SummedSites, tolerance: float, max_steps: int) -> I
         return InducingSolution(at.q, INVALID_START, 0, evaluations, at.elbo, at.residual)
     memory: list[_Evaluation] = []
     damping: float | None = None  # of Newton's method, where natural gradients are slow
-    residuals = [at.residual]
+    residuals, products = [at.residual], 0
     while evaluations <= max_steps and at.residual > tolerance and lr > INDUCING.smallest_step:
         accelerates = damping is None and bool(memory) and at.residual < near
         if damping is not None:
-            proposal = _newton_step(rows, at, damping)
+            proposal, count = _newton_step(rows, at, damping)
+            products += count
         elif accelerates:
             proposal = _accelerated(at, memory)
         else:
@@ -228,22 +249,39 @@ def solve(rows: Rows, start: SummedSites, tolerance: float, max_steps: int) -> I
         status = CONVERGED
     else:
         status = STALLED if lr <= INDUCING.smallest_step else EXHAUSTED
-    return InducingSolution(at.q, status, steps, evaluations, at.elbo, at.residual, at.step)
+    return InducingSolution(
+        at.q, status, steps, evaluations, at.elbo, at.residual, at.step, products
+    )
 
 
-def _newton_step(rows: Rows, at: _Evaluation, damping: float) -> SummedSites:
-    """``(I − ∂G/∂x + μ) δ = G(x) − x``, each product a sum over the rows."""
-    num_latent = len(at.q.h)
+def natural_gradient_steps(
+    rows: Rows, start: SummedSites, num_steps: int, lr: float
+) -> InducingSolution:
+    """So many plain steps; where one has left no valid q, none after it."""
+    at = _Evaluation(rows, start)
+    taken = 0
+    while at.is_valid and taken < num_steps:
+        at = _Evaluation(rows, at.q.sites.step(at.target, lr))
+        taken += 1
+    status = EXHAUSTED if at.is_valid else STALLED
+    return InducingSolution(at.q, status, taken, taken + 1, at.elbo, at.residual)
+
+
+def _newton_step(rows: Rows, at: _Evaluation, damping: float) -> tuple[SummedSites, int]:
+    """``(I − ∂G/∂x + μ) δ = G(x) − x``, and how many products it took, each a sum over the rows."""
+    num_latent, count = len(at.q.h), 0
     r = at.q.in_units(at.step).flat()
 
     def product(x: Array) -> Array:
+        nonlocal count
+        count += 1
         moved = rows.product(at.q, Pair.of_flat(x, num_latent)).flat()
         return (1.0 + damping) * x - moved
 
     J = LinearOperator((r.size, r.size), product, dtype=r.dtype)
     limit = min(INDUCING.newton_iterations, r.size)
     x, _ = gmres(J, r, rtol=INDUCING.newton_tolerance, restart=limit, maxiter=1)
-    return at.q.moved(Pair.of_flat(x, num_latent))
+    return at.q.moved(Pair.of_flat(x, num_latent)), count
 
 
 def _accelerated(at: _Evaluation, memory: list[_Evaluation]) -> SummedSites:

@@ -142,6 +142,10 @@ def sparse_report(found: InducingSolution, sites: SiteSummary) -> InferenceResul
     tried = found.num_evaluations - 1
     number = tried - found.num_steps
     shortened = "" if number <= 0 else f" {number} steps were taken back."
+    if found.num_products:
+        shortened += (
+            f" Newton steps took {found.num_products} products, each a sum over the data too."
+        )
     if found.status == CONVERGED:
         message = f"Converged: residual {found.residual:.1e} after {found.num_steps} steps."
     elif found.status == EXHAUSTED:

@@ -15,6 +15,7 @@ import numpy as np
 from .. import tuning
 from ..likelihoods.expectations import expected_log_site
 from ..likelihoods.projected import Maker, Moments, SiteWeights
+from ..likelihoods.ratios import cavity
 from ..linalg.products import combine, product, solve_lower, weighted_gram
 from ..linalg.threads import one_blas_thread
 from ..priors.inducing import InducingPrior, ProjectionBar
@@ -41,6 +42,15 @@ class SiteSummary(NamedTuple):
     num_negative: int
     inner_error: float
     """Of the logarithm of a likelihood of projections, where it is a sum over nodes."""
+
+
+class MissingCavities(NamedTuple):
+    """The first datum without a cavity, its ``1/v − αλ₂``, and how many there are."""
+
+    n: int
+    latent: int
+    precision: float
+    number: int
 
 
 class GradientSums(NamedTuple):
@@ -126,6 +136,17 @@ class RowSums:
             return float(np.sum(at.E.value))
         return float(block.likelihood.ratios(at).value + _expected_log_sites(at))
 
+    def leave_one_out(self, q: InducingPosterior) -> float:
+        """``Σ log ∫ q₋ₙ(a) p̃(yₙ|a) da`` from the cavities; α = 1, NaN where one does not exist."""
+        return float(self._sum(self._leave_one_out, q))
+
+    @staticmethod
+    def _leave_one_out(block: Block, q: InducingPosterior) -> float:
+        at = block.at(q).moments
+        # E_q[p̃/t] = E_q[1/t] ∫ q₋ₙ p̃
+        scale = cavity(at.m, at.v, *at.sites, 1.0).log_scale_over_alpha
+        return float(block.likelihood.ratios(at).value - np.sum(scale))
+
     def sites(self, q: InducingPosterior) -> SiteSummary:
         """Of the sites that q says of every datum."""
         found = [self._sites(b, q) for b in self._blocks()]
@@ -141,6 +162,19 @@ class RowSums:
         lambda_2 = at.sites.lambda_2
         error = block.likelihood.inner_error(at.m)
         return SiteSummary(float(np.min(1.0 / at.v - lambda_2)), int(np.sum(lambda_2 < 0)), error)
+
+    def missing_cavities(self, q: InducingPosterior) -> MissingCavities | None:
+        """Where ``1/v − αλ₂`` is not positive at the sites that q says, if anywhere."""
+        first, count, start = None, 0, 0
+        for block in self._blocks():
+            at = block.at(q).moments
+            precision = 1.0 / at.v - self.alpha * at.sites.lambda_2
+            bad = np.argwhere(~(precision > 0.0))
+            if first is None and len(bad):
+                n, latent = bad[0]
+                first = (start + int(n), int(latent), float(precision[n, latent]))
+            count, start = count + len(bad), start + len(at.v)
+        return None if first is None else MissingCavities(*first, count)
 
     def product(self, q: InducingPosterior, x: Pair) -> Pair:
         """``(∂G/∂q) x``."""

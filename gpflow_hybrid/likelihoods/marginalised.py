@@ -12,6 +12,7 @@ with ``ℓ = log p``, weights w and ``π ∝ w exp(αℓ)``,
 
 from __future__ import annotations
 
+import abc
 import copy
 import functools
 from collections.abc import Sequence
@@ -87,16 +88,16 @@ def pull_parameters(density: Density, f: Array, log_prob_bar: Array, first_bar: 
     ]
 
 
-class Projected:
+class Projected(abc.ABC):
     """``p̃`` of some data as a density of a, with its derivatives in ``k̃`` and in the parameters."""
 
+    @abc.abstractmethod
     def at(self, a: Array, second: bool = True) -> PointDerivatives:
         """``log p̃`` and its derivatives at nodes ``[Q, N, L]``."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def pull_back(self, a: Array, log_prob_bar: Array, first_bar: Array) -> Pulled:
         """Cotangents from those of ``log p̃`` and ``∂log p̃/∂a`` at nodes."""
-        raise NotImplementedError
 
     def inner_error(self, a: Array) -> float:
         """The largest error of ``log p̃`` at ``a [N, L]`` by a sum over nodes; none in closed form."""

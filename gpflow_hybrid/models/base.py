@@ -17,12 +17,12 @@ from gpflow.utilities import is_variable
 
 from .. import objectives
 from ..covariances import covariance, latent_kernels, prior_mean
-from ..errors import InvalidDataError, InvalidPosteriorError
+from ..errors import InvalidDataError
 from ..likelihoods.ordinal import with_finite_derivatives
 from ..linalg import Marginals, marginals, uses_lapack
 from ..memory import check_dense_model
 from ..objectives import check_power
-from ..posteriors import NO_VALID_Q, SitePosterior, explain_invalid
+from ..posteriors import NO_VALID_Q, SitePosterior, explain_invalid, no_cavity
 from ..priors import KernelMatrix, PriorMoments
 from ..sites import Sites, SiteValues
 from ..validation import check_mean_function, check_parts, count_latent_gps, prepare_data
@@ -237,9 +237,5 @@ class SiteModel(PredictiveModel, InternalDataTrainingLossMixin):
         bad = np.argwhere(~(precision > 0.0))
         if len(bad):
             n, latent = bad[0]
-            raise InvalidPosteriorError(
-                f"The cavity of datum {n} (latent {latent}) does not exist: 1/v − αλ₂ = "
-                f"{precision[n, latent]:.3g} with α = {alpha:g} ({len(bad)} such "
-                "data). The integral diverges there: use the ELBO or a smaller α, or infer from zero "
-                "sites (model.sites.reset(N))."
-            )
+            reset = "model.sites.reset(N)"
+            raise no_cavity(n, latent, precision[n, latent], len(bad), alpha, reset)

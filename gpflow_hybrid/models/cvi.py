@@ -24,9 +24,10 @@ from ..objectives import Objective, power_of
 from ..sites import SiteValues
 from ..validation import check_step
 from .collapsed import CollapsedModel
+from .objective import WithObjective
 
 
-class CVIModel(CollapsedModel):
+class CVIModel(WithObjective, CollapsedModel):
     """Gaussian process with any likelihood, inferred by conjugate-computation variational inference.
 
     The approximate posterior is ``q(f) ∝ N(f; μ₀, K) Πₙ exp(λ₁ₙfₙ − ½λ₂ₙfₙ²)`` (the paper's Eq. 5);
@@ -55,19 +56,8 @@ class CVIModel(CollapsedModel):
         *,
         objective: Objective = "ep_like",
     ) -> None:
-        power_of(objective)
-        self._objective = objective
+        self.objective = objective
         super().__init__(data, kernel, likelihood, mean_function, num_latent_gps)
-
-    @property
-    def objective(self) -> Objective:
-        """What the training loss maximises: ``"elbo"``, ``"ep_like"`` or a power α."""
-        return self._objective
-
-    @objective.setter
-    def objective(self, value: Objective) -> None:
-        power_of(value)
-        self._objective = value
 
     def _first_sites(self) -> SiteValues:
         return first_sites(self.likelihood, self._data_tensors()[1], self.sites.values.lambda_1)

@@ -6,54 +6,28 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from gpflow.base import Module, RegressionData
-from gpflow.config import default_float
+from gpflow.base import RegressionData
 
 from ..errors import InvalidPosteriorError, NonFiniteError
+from ..inference.collapsing import Remarks
 from ..inference.inducing import InducingPosterior, Pair, SummedSites
 from ..inference.options import MINIBATCH
-from ..inference.row_sums import GradientSums, RowSums
-from ..likelihoods.projections import likelihood_gradients
+from ..inference.row_sums import RowSums
+from ..inference.total_gradient import NO_CAVITY
 from ..objectives import power_of
-from ..priors.inducing import InducingPrior
 from ..rows import DataRows
-from ..stand_ins import floating_variables
 from ..validation import check_step
-from .sparse_base import SparseSiteModel
+from .sparse_objectives import SparseObjectives
 
 
-class BatchState(Module):
-    """How many steps were taken on batches, and the weights w of the total gradient so far."""
-
-    # Kept out of summaries and parameter dictionaries; checkpoints still carry them.
-    _TF_MODULE_IGNORED_PROPERTIES = frozenset(
-        ("num_steps", "weights", *Module._TF_MODULE_IGNORED_PROPERTIES)
-    )
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.num_steps = tf.Variable(0, trainable=False, dtype=tf.int64, name="num_steps")
-        zeros = tf.zeros([size], default_float())
-        self.weights = tf.Variable(zeros, trainable=False, name="adjoint_weights")
-
-
-class MinibatchModel(SparseSiteModel):
+class MinibatchModel(SparseObjectives):
     """A sparse model that can be trained on batches.
 
     The estimate of the objective on B of N rows, ``(N/B) Σ φ − KL``, and its gradient are taken at a q(u)
     that has not seen the batch; then q(u) takes a step on it. Unless the objective is the ELBO, which is
     stationary in q(u), the total gradient needs ``w = (∂G/∂x)ᵀw + ∂L/∂x``, which follows by steps of
-    the same size.
+    the same size. Both are forgotten when q(u) is inferred from all data, or reset.
     """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        size = sum(int(np.prod(x.shape)) for x in self.sites.values)
-        self._batches = BatchState(size)
-
-    def _state(self) -> tuple[tf.Variable, ...]:
-        found = getattr(self, "_batches", None)
-        return () if found is None else (found.num_steps, found.weights)
 
     def natgrad_step(self, batch: RegressionData, lr: Any = None) -> None:
         """One natural-gradient step of q(u): ``λ ← (1 − ρ) λ + ρ (N/B) Σ_batch``.
@@ -84,7 +58,7 @@ class MinibatchModel(SparseSiteModel):
         if part >= 1.0:
             return 1.0
         first = MINIBATCH.first_step * np.sqrt(part)
-        t = int(self._batches.num_steps) / MINIBATCH.steps_before_decay
+        t = int(self.sites.num_steps) / MINIBATCH.steps_before_decay
         return float(first * (1.0 + t) ** -MINIBATCH.decay)
 
     def _move(self, q: InducingPosterior, target: SummedSites, lr: float) -> None:
@@ -98,7 +72,7 @@ class MinibatchModel(SparseSiteModel):
             new = q.sites.step(target, lr)
             if InducingPosterior(new).is_valid:
                 self.sites.assign(self._as_site_values(new))
-                self._batches.num_steps.assign_add(1)
+                self.sites.num_steps.assign_add(1)
                 return
             lr *= 0.5
         raise InvalidPosteriorError(
@@ -106,7 +80,9 @@ class MinibatchModel(SparseSiteModel):
             "unchanged. Use larger batches, or model.infer(data)."
         )
 
-    def _estimate(self, rows: DataRows, variables: list[tf.Variable]) -> tuple[float, list[Any]]:
+    def _estimate(
+        self, rows: DataRows, variables: list[tf.Variable], remarks: Remarks
+    ) -> tuple[float, list[Any]]:
         """The objective and its gradient at the present q(u), which then takes a step on the batch."""
         alpha, scale = power_of(self.objective), self._scale(rows)
         prior = self._prior(variables)
@@ -123,6 +99,8 @@ class MinibatchModel(SparseSiteModel):
                 objective = sums.linearise(q)
                 if np.isfinite(objective.value):
                     value, w = objective.value, self._follow(sums, q, objective.slope, scale, lr)
+                elif int(self.sites.num_steps) > MINIBATCH.steps_before_decay:
+                    remarks.make(0.0, (NO_CAVITY,))  # and not for a q(u) that is on its way
             pulled = sums.pull_back(q, w)
         gradients = [scale * g for g in self._gradients(prior, pulled, variables)]
         self._move(q, _scaled(found.target, scale), lr)
@@ -131,25 +109,22 @@ class MinibatchModel(SparseSiteModel):
     def _follow(
         self, sums: RowSums, q: InducingPosterior, slope: Pair, scale: float, lr: float
     ) -> Pair:
-        """``w ← (1 − ρ) w + ρ (N/B) (∂L/∂x + (∂G/∂x)ᵀ w)`` of the batch."""
-        weights = self._batches.weights
-        w = weights.numpy()
-        product = sums.transpose_product(q, Pair.of_flat(w, len(q.h)))
-        new = w + lr * (scale * (slope.flat() + product.flat()) - w)
-        if np.isfinite(new).all():
-            weights.assign(new)
-        return Pair.of_flat(weights.numpy(), len(q.h))
+        """``w ← (1 − ρ) w + ρ (N/B) (∂L/∂x + (∂G/∂x)ᵀ w)`` of the batch.
 
-    def _gradients(
-        self, prior: InducingPrior, sums: GradientSums, variables: list[tf.Variable]
-    ) -> list[Any]:
-        """From sums over the data to derivatives in the variables."""
-        found = prior.in_variables(sums.rows, sums.factor_products)
-        total = {id(v): g for v, g in zip(variables, found, strict=True)}
-        own = likelihood_gradients(self.likelihood, sums.parameters)
-        for v, g in zip(floating_variables(self.likelihood), own, strict=True):
-            total[id(v)] = total[id(v)] + g
-        return [total[id(v)] for v in variables]
+        They are kept as weights of the sites themselves, which are the same at every q; in units of q they
+        would not be, as it moves.
+        """
+        weights = self.sites.weights
+        kept = Pair.of_flat(weights.numpy(), len(q.h))
+        w = q.weights_in_units(kept)
+        product = sums.transpose_product(q, w)
+        new = Pair(
+            *(x + lr * (scale * (y + z) - x) for x, y, z in zip(w, slope, product, strict=True))
+        )
+        if not np.isfinite(new.flat()).all():
+            return w
+        weights.assign(q.weights_of_sites(new).flat())
+        return new
 
 
 def _scaled(sites: SummedSites, scale: float) -> SummedSites:

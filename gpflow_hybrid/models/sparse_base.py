@@ -1,7 +1,8 @@
-"""What sparse models share: inducing variables, sites, predictions, objectives at the present q(u)."""
+"""What sparse models share: inducing variables, sites, predictions."""
 
 from __future__ import annotations
 
+import abc
 from typing import Any
 
 import numpy as np
@@ -19,30 +20,20 @@ from gpflow.posteriors import PrecomputeCacheType
 from ..errors import InvalidDataError, InvalidPosteriorError
 from ..inference.collapsing import Remarks
 from ..inference.inducing import InducingPosterior, SummedSites
-from ..inference.row_sums import RowSums
-from ..likelihoods.expectations import variational_expectations
 from ..likelihoods.ordinal import with_finite_derivatives
-from ..likelihoods.projections import projected
-from ..objectives import Objective, check_power, power_of
+from ..objectives import Objective, power_of
 from ..posteriors import cache_type, following
 from ..priors.inducing import InducingPrior
-from ..rows import DataRows, Reference, are_constant, rows_of
+from ..rows import DataRows, Reference
 from ..sites import InducingSites, SiteValues
 from ..validation import check_count, check_parts
 from .hyperparameters import floating, mark_of
+from .objective import WithObjective
 from .predictive import PredictiveModel
-from .sparse_validation import (
-    check_enough,
-    check_latents,
-    check_mean,
-    check_outputs,
-    check_rows,
-    check_width,
-    prepare_inducing_variable,
-)
+from .sparse_validation import check_enough, check_latents, check_mean, prepare_inducing_variable
 
 
-class SparseSiteModel(PredictiveModel):
+class SparseSiteModel(WithObjective, PredictiveModel):
     """A GP model with inducing variables u and a Gaussian ``q(u) ∝ p(u) exp(λ₁ᵀw − ½ wᵀΛ₂w)``, ``u = Lw``.
 
     Subclasses say how the sites are found and which value is the training objective.
@@ -63,7 +54,7 @@ class SparseSiteModel(PredictiveModel):
         objective: Objective = "ep_like",
     ) -> None:
         check_parts(kernel, likelihood, mean_function)
-        power_of(objective)
+        self.objective = objective
         if default_float() != np.float64:
             raise InvalidDataError(
                 "SparseCVIModel computes in float64; found default_float() = "
@@ -75,7 +66,6 @@ class SparseSiteModel(PredictiveModel):
         check_latents(kernel, likelihood, num_latent_gps)
         super().__init__(kernel, likelihood, mean_function, num_latent_gps)
         self.num_data = num_data
-        self._objective = objective
         self.inducing_variable = prepare_inducing_variable(inducing_variable, kernel)
         self.sites = InducingSites(int(self.inducing_variable.num_inducing), num_latent_gps)
         self.sites.follow(self, "_site_values")
@@ -86,16 +76,6 @@ class SparseSiteModel(PredictiveModel):
         self._inferred_from = Reference()
         self.sites.expect_hyperparameters(self._hyperparameter_values())
 
-    @property
-    def objective(self) -> Objective:
-        """What is inferred and learnt: ``"elbo"``, ``"ep_like"`` or a power α."""
-        return self._objective
-
-    @objective.setter
-    def objective(self, value: Objective) -> None:
-        power_of(value)
-        self._objective = value
-
     # Hyperparameters and the sites that belong to them.
 
     @property
@@ -104,16 +84,12 @@ class SparseSiteModel(PredictiveModel):
         return tuple(self._hyperparameters_among(super().trainable_variables))
 
     def _hyperparameters_among(self, variables: Any) -> list[tf.Variable]:
-        excluded = {id(v) for v in (*self.sites.variables, *self._state())}
+        excluded = {id(v) for v in self.sites.variables}
         return [v for v in variables if id(v) not in excluded]
 
-    def _state(self) -> tuple[tf.Variable, ...]:
-        """Further variables that are no hyperparameters."""
-        return ()
-
+    @abc.abstractmethod
     def _infer_again(self, rows: DataRows) -> None:
         """Bring q(u) to the present hyperparameters."""
-        raise NotImplementedError
 
     def _hyperparameters(self) -> list[tf.Variable]:
         return floating(self._hyperparameters_among(self.variables))
@@ -155,11 +131,14 @@ class SparseSiteModel(PredictiveModel):
             )
         return q
 
+    def _present_sites(self) -> SummedSites:
+        lambda_1, lambda_2 = (x.numpy() for x in self.sites.values)
+        return SummedSites(lambda_1.T, lambda_2)
+
     def _start(self, prior: InducingPrior) -> SummedSites:
         """Where inference starts: at the sites, as they say of u at the present hyperparameters."""
-        lambda_1, lambda_2 = (x.numpy() for x in self.sites.values)
-        sites, inferred = SummedSites(lambda_1.T, lambda_2), self._inferred_from
-        if not np.array_equal(lambda_2, inferred.lambda_2) or not prior.is_valid:
+        sites, inferred = self._present_sites(), self._inferred_from
+        if not np.array_equal(sites.lambda_2, inferred.lambda_2) or not prior.is_valid:
             return sites  # given by the user, or restored
         return sites.at_other_factors(inferred.factors, prior.chol)
 
@@ -213,8 +192,6 @@ class SparseSiteModel(PredictiveModel):
     def _predict_f(self, Xnew: tf.Tensor, full_cov: bool, full_output_cov: bool) -> MeanAndVariance:
         return self._uncached_posterior().fused_predict_f(Xnew, full_cov, full_output_cov)
 
-    # Objectives at the present q(u).
-
     @check_shapes("return: []")
     def prior_kl(self) -> tf.Tensor:
         """``KL[q(u) ‖ p(u)]``."""
@@ -222,82 +199,3 @@ class SparseSiteModel(PredictiveModel):
         return kullback_leiblers.prior_kl(
             self.inducing_variable, self.kernel, q_mu, q_sqrt, whiten=True
         )
-
-    @tf.autograph.experimental.do_not_convert
-    def elbo(self, data: Any) -> tf.Tensor:
-        """SVGP's bound ``Σ E_q(f)[log p] − KL[q(u) ‖ p(u)]`` at the present q(u), for any ``objective``.
-
-        Of a batch, scaled to ``num_data``. A compiled function checks the labels of constants, not of its
-        arguments.
-        """
-        if tf.executing_eagerly():
-            return self._value(data, 0.0)
-        if not isinstance(data, (tuple, list)) or len(data) != 2:
-            raise InvalidDataError(
-                f"data must be a pair (X, Y) inside tf.function; found {type(data).__name__}. Call elbo "
-                "outside for other data."
-            )
-        if are_constant(data):
-            with tf.init_scope():
-                self._rows(data)
-        X, Y = (tf.convert_to_tensor(x) for x in data)
-        check_width(X.shape[-1], self.inducing_variable)
-        check_rows(X.shape[0] or 0, self.num_data)
-        mean, variance = self.predict_f(X)
-        total = tf.reduce_sum(variational_expectations(self.likelihood, X, mean, variance, Y))
-        rows = tf.cast(tf.shape(X)[0], total.dtype)
-        scale = 1.0 if self.num_data is None else tf.cast(self.num_data, total.dtype) / rows
-        return scale * total - self.prior_kl()
-
-    def ep_like_log_marginal(self, data: Any) -> tf.Tensor:
-        """The EP-like value of the marginalised model, ``f`` given u integrated out, at the present q(u),
-        whatever ``objective`` is.
-
-        ``Σ (log E_q(a)[p̃/t] + E_q(a)[log t]) − KL``, with the sites t that q(u) says of every datum: never
-        less than ``Σ E_q(a)[log p̃] − KL``. Outside of graphs only; of a batch, scaled to ``num_data``.
-        """
-        return self._value(data, 1.0)
-
-    def power_ep_log_marginal(self, data: Any, alpha: float) -> tf.Tensor:
-        """The same for ``p̃_α`` and the power α: from :meth:`elbo` (α = 0) to :meth:`ep_like_log_marginal`
-        (α = 1)."""
-        return self._value(data, check_power(alpha))
-
-    def _value(self, data: Any, alpha: float) -> tf.Tensor:
-        if not tf.executing_eagerly():
-            raise RuntimeError(
-                "The EP-like value of a sparse model is computed on the host and cannot run inside "
-                "tf.function. Call it outside; inside, use model.elbo(data) or model.training_loss(data)."
-            )
-        rows = self._rows(data)
-        q = self._q()
-        value = self._scale(rows) * self._sums(rows, alpha).values(q) - q.kl
-        return tf.constant(value, default_float())
-
-    def _rows(self, data: Any) -> DataRows:
-        """Data, checked against the likelihood, the inducing points and ``num_data``."""
-        rows = rows_of(data, self.likelihood)
-        check_rows(rows.num_rows, self.num_data)
-        check_width(rows.num_columns, self.inducing_variable)
-        check_outputs(rows.num_outputs, self.likelihood, self.num_latent_gps)
-        return rows
-
-    def _rows_to_learn(self, data: Any) -> DataRows:
-        """The same, refused where there are fewer data than inducing points."""
-        rows = self._rows(data)
-        num_data = rows.num_rows if self.num_data is None else self.num_data
-        check_enough(num_data, int(self.inducing_variable.num_inducing))
-        return rows
-
-    def _scale(self, rows: DataRows) -> float:
-        return 1.0 if self.num_data is None else self.num_data / rows.num_rows
-
-    def _prior(self, variables: list[tf.Variable] | None = None) -> InducingPrior:
-        parts = (self.kernel, self.inducing_variable, self.mean_function)
-        return InducingPrior(*parts, self.num_latent_gps, variables or [])
-
-    def _sums(self, rows: DataRows, alpha: float, prior: InducingPrior | None = None) -> RowSums:
-        prior = self._prior() if prior is None else prior
-        prior.require_valid()
-        make = projected(self.likelihood, alpha, self.num_latent_gps)
-        return RowSums(prior, make, rows, alpha)

@@ -7,21 +7,22 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from gpflow.config import default_float
 from gpflow.models.training_mixins import ExternalDataTrainingLossMixin
 
 from ..errors import NonFiniteError
+from ..inference.collapsing import Remarks
 from ..inference.common import INVALID_START
-from ..inference.inducing import InducingSolution
+from ..inference.inducing import InducingSolution, natural_gradient_steps
 from ..inference.inducing_gradient import InducingCollapse, collapse, from_warm_start
 from ..inference.options import INDUCING, TRAINING
 from ..inference.reports import InferenceResult, sparse_report
 from ..inference.row_sums import RowSums
 from ..objectives import power_of
 from ..rows import DataRows, are_constant
+from ..sites import SiteValues
 from ..validation import check_count, check_positive
-from .collapsed import with_gradients
 from .minibatches import MinibatchModel
+from .sparse_objectives import ArrayGradients
 from .sparse_validation import check_rows, is_iterator, next_batch
 
 COULD_NOT_START = (
@@ -86,6 +87,22 @@ class SparseCVIModel(MinibatchModel, ExternalDataTrainingLossMixin):
         self._remarks.make(found.residual, ())
         self._settle(found, sums)
 
+    def all_rows(self, data: Any) -> DataRows:
+        """All of the data, checked, as rows that can be read again and again."""
+        rows = self._rows_to_learn(data)
+        check_rows(rows.num_rows, self.num_data, all_of_them=True)
+        return rows
+
+    def natural_gradient_steps(
+        self, data: Any, num_steps: int, lr: float
+    ) -> tuple[SiteValues, float, float]:
+        """Where so many steps on all data lead from the present q(u), which is not changed: sites, ELBO
+        (NaN without a valid q) and the relative residual of the fixed point."""
+        sums = self._sums(self.all_rows(data), power_of(self.objective))
+        with np.errstate(all="ignore"):
+            found = natural_gradient_steps(sums, self._present_sites(), num_steps, lr)
+        return self._as_site_values(found.q.sites), found.elbo, found.residual
+
     def infer(self, data: Any, *, tolerance: float = 1e-6, max_steps: int = 200) -> InferenceResult:
         """Bring q(u) to the optimum for all data from where it is, and say how it went.
 
@@ -100,8 +117,7 @@ class SparseCVIModel(MinibatchModel, ExternalDataTrainingLossMixin):
                 "infer() reports to Python and cannot run inside tf.function. Call it outside; inside, "
                 "model.training_loss(data) infers."
             )
-        rows = self._rows_to_learn(data)
-        check_rows(rows.num_rows, self.num_data, all_of_them=True)
+        rows = self.all_rows(data)
         sums = self._sums(rows, power_of(self.objective))
         with np.errstate(all="ignore"):
             found = from_warm_start(sums, self._start(sums.prior), tolerance, max_steps)
@@ -111,7 +127,9 @@ class SparseCVIModel(MinibatchModel, ExternalDataTrainingLossMixin):
         self._remarks.forget()
         return sparse_report(found, sums.sites(found.q))
 
-    def _evaluate(self, rows: DataRows, variables: list[tf.Variable]) -> tuple[float, list[Any]]:
+    def _evaluate(
+        self, rows: DataRows, variables: list[tf.Variable], remarks: Remarks
+    ) -> tuple[float, list[Any]]:
         """The objective at its fixed point, which is stored, and its total gradient in the variables."""
         prior = self._prior(variables)
         penalty = -TRAINING.penalty_per_datum * rows.num_rows
@@ -125,7 +143,7 @@ class SparseCVIModel(MinibatchModel, ExternalDataTrainingLossMixin):
             if not begun:
                 raise NonFiniteError(COULD_NOT_START)
             return penalty, nothing
-        self._remarks.make(found.solution.residual, found.remarks)
+        remarks.make(found.solution.residual, found.remarks)
         self._settle(found.solution, sums)
         return found.value, self._gradients(prior, found.gradient, variables)
 
@@ -134,36 +152,15 @@ class SparseCVIModel(MinibatchModel, ExternalDataTrainingLossMixin):
     def maximum_log_likelihood_objective(self, data: Any) -> tf.Tensor:
         """The learning objective of all data at the optimal q(u), with its exact total gradient; of a batch
         an unbiased estimate at the present q(u), which then takes a natural-gradient step."""
-        variables = self._hyperparameters()
+        remarks = self._remarks if tf.executing_eagerly() else Remarks()
 
-        def evaluate(rows: DataRows) -> tuple[float, list[Any]]:
-            if self.num_data is None or rows.num_rows == self.num_data:
-                return self._evaluate(rows, variables)
-            return self._estimate(rows, variables)
+        def evaluate(rows: DataRows, variables: list[tf.Variable]) -> tuple[float, ArrayGradients]:
+            is_all = self.num_data is None or rows.num_rows == self.num_data
+            of = self._evaluate if is_all else self._estimate
+            value, found = of(rows, variables, remarks)
+            return value, lambda: found
 
-        if tf.executing_eagerly():
-            value, gradients = evaluate(self._rows_to_learn(data))
-            tensors = [tf.constant(g, v.dtype) for g, v in zip(gradients, variables, strict=True)]
-            return with_gradients(tf.constant(value, default_float()), lambda: tensors, variables)
-        prepared: DataRows | None = None
-        inputs: list[tf.Tensor] = []
-        if are_constant(data):
-            with tf.init_scope():  # read while the graph is traced
-                prepared = self._rows_to_learn(data)
-        else:
-            inputs = [tf.convert_to_tensor(x) for x in data]
-
-        def on_host(*tensors: tf.Tensor) -> list[tf.Tensor]:
-            rows = self._rows_to_learn(tensors[:2]) if prepared is None else prepared
-            value, gradients = evaluate(rows)
-            return [tf.constant(value, default_float()), *(tf.constant(g) for g in gradients)]
-
-        # The variables are inputs so that their values are those of this place in the graph.
-        kinds = [default_float(), *(v.dtype for v in variables)]
-        value, *found = tf.py_function(on_host, [*inputs, *variables], kinds)
-        value = tf.ensure_shape(value, [])
-        found = [tf.ensure_shape(g, v.shape) for g, v in zip(found, variables, strict=True)]
-        return with_gradients(value, lambda: found, variables)
+        return self._with_host_gradients(data, self._rows_to_learn, evaluate)
 
     @tf.autograph.experimental.do_not_convert
     def training_loss(self, data: Any) -> tf.Tensor:

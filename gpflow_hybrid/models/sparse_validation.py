@@ -147,6 +147,21 @@ def check_width(num_columns: int, inducing_variable: InducingVariables) -> None:
             )
 
 
+def check_data_for(model: Any, data: Any) -> None:
+    """Refuse to do without data of a sparse model, and data of one that has its own."""
+    is_sparse = not hasattr(model, "data")
+    if is_sparse and data is None:
+        raise InvalidDataError(
+            f"data must be given for {type(model).__name__}, which has none of its own; found None. Pass "
+            "data=(X, Y)."
+        )
+    if not is_sparse and data is not None:
+        raise InvalidDataError(
+            f"data must be left out for {type(model).__name__}, which has its own; found "
+            f"{type(data).__name__}. Build the model with other data to use those."
+        )
+
+
 def is_iterator(data: Any) -> bool:
     """Whether it gives a batch at a time."""
     return isinstance(data, Iterator) or isinstance(data, tf.data.Iterator)

@@ -11,12 +11,8 @@ import scipy.optimize
 import tensorflow as tf
 from gpflow.utilities import parameter_dict
 
-from .. import objectives
 from ..errors import InvalidDataError, NonFiniteError
-from ..inference.servers import run
-from ..inference.variational import Evaluation, natural_gradient_steps
-from ..linalg import marginals
-from ..models import CollapsedModel, CVIModel
+from ..models import CollapsedModel, CVIModel, SparseCVIModel
 from ..objectives import Objective, power_of
 from ..sites import SiteValues
 from . import interrupts
@@ -29,6 +25,7 @@ from .steps import (
     MStep,
     NaturalGradientSteps,
 )
+from .subjects import subject_of
 
 
 class EStepOutcome(NamedTuple):
@@ -51,18 +48,16 @@ class Alternation:
 
     def __init__(
         self,
-        model: CollapsedModel,
+        model: CollapsedModel | SparseCVIModel,
         objective: Objective = "ep_like",
         *,
+        data: Any = None,
         e_step: EStep | None = None,
         m_step: MStep | None = None,
     ) -> None:
-        if not isinstance(model, CollapsedModel):
-            raise InvalidDataError(
-                f"model must be a model with sites, such as CVIModel; found {type(model).__name__}."
-            )
         self.alpha = power_of(objective)
-        self.model = model
+        self.subject = subject_of(model, data, self.alpha)
+        self.model: Any = model
         self.objective = objective
         self.e_step_settings = e_step = InferToConvergence() if e_step is None else e_step
         self.m_step_settings = m_step = LBFGSSteps() if m_step is None else m_step
@@ -75,10 +70,12 @@ class Alternation:
             raise InvalidDataError(
                 f"m_step must be GradientSteps(...) or LBFGSSteps(...); found {m_step!r}."
             )
-        if isinstance(e_step, NaturalGradientSteps) and not isinstance(model, CVIModel):
+        if isinstance(e_step, NaturalGradientSteps) and not isinstance(
+            model, (CVIModel, SparseCVIModel)
+        ):
             raise InvalidDataError(
                 f"e_step must be InferToConvergence() for {type(model).__name__}: natural-gradient "
-                "steps are those of CVIModel."
+                "steps are those of CVIModel and SparseCVIModel."
             )
         # λ is excluded by identity, whatever its flag says: trainable_variables never has it.
         self.variables: tuple[tf.Variable, ...] = tuple(model.trainable_variables)
@@ -96,7 +93,7 @@ class Alternation:
         self._compiled_m_steps = tf.function(self._gradient_steps, autograph=False)
         self._compiled_gradient = tf.function(self._loss_and_gradient, autograph=False)
         self._compiled_assign = tf.function(self._assign, autograph=False)
-        self._compiled_diagnosis = tf.function(self._diagnose, autograph=False)
+        self._compiled_diagnosis = self.subject.diagnose
 
     # One step of each kind.
 
@@ -104,16 +101,16 @@ class Alternation:
         """Move λ at fixed hyperparameters; nothing else changes."""
         settings = self.e_step_settings
         if isinstance(settings, InferToConvergence):
-            result = self.model.infer(tolerance=settings.tolerance, max_steps=settings.max_steps)
+            result = self.subject.infer(settings.tolerance, settings.max_steps)
             return EStepOutcome(result.num_steps, result.residual)
-        at = self._natural_gradient_steps(settings)
+        at = self.subject.natural_gradient_steps(settings.num_steps, settings.lr)
         if not np.isfinite(at.elbo):
             raise NonFiniteError(
                 f"{settings.num_steps} natural-gradient steps with lr = {settings.lr:g} left no valid "
                 "q(f); λ is unchanged. Use a smaller lr, or e_step=InferToConvergence()."
             )
         self.model.sites.assign(at.sites)
-        return EStepOutcome(settings.num_steps, at.residual_norm)
+        return EStepOutcome(settings.num_steps, at.residual)
 
     def m_step(self) -> MStepOutcome:
         """Move the trainable hyperparameters at fixed λ; nothing else changes.
@@ -158,7 +155,7 @@ class Alternation:
                     raise NonFiniteError(
                         "The objective or its gradient is not finite in the M-step."
                     )
-                wall = max(values) + 1e3 * int(tf.shape(self.model.sites.values.lambda_1)[0])
+                wall = max(values) + 1e3 * self.subject.num_data
                 return wall, np.zeros_like(x)
             values.append(float(loss))
             return float(loss), gradient
@@ -182,18 +179,9 @@ class Alternation:
         loss, gradients = self._differentiated_loss()
         return loss, gpflow.optimizers.Scipy.pack_tensors(gradients)
 
-    def _natural_gradient_steps(self, settings: NaturalGradientSteps) -> Evaluation:
-        model = self.model
-        prior = model.host_prior()
-        start = SiteValues(*(x.numpy() for x in model.sites.values))
-        steps = natural_gradient_steps(prior, start, settings.num_steps, settings.lr)
-        at = run(steps, model.likelihood, tuple(tf.convert_to_tensor(d) for d in model.data))
-        prior.close()
-        return at
-
     def _loss(self) -> tf.Tensor:
         """``−L_α(λ, θ) − log p(θ)`` at fixed λ."""
-        value = self.model.objective_at_fixed_sites(self.alpha)
+        value = self.subject.objective(self.alpha)
         return -(value + self.model.log_prior_density())
 
     def _differentiated_loss(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
@@ -231,25 +219,6 @@ class Alternation:
         after = tf.cond(tf.equal(count, num_steps), lambda: -self._loss(), lambda: nan)
         return first, after, norm
 
-    def _diagnose(self) -> dict[str, tf.Tensor]:
-        """What an :class:`IterationRecord` says of the objectives and cavities, by its names."""
-        model, sites = self.model, self.model.sites.values
-        # In a graph of this process.
-        q = marginals(*model.prior(exportable=False), *sites, exportable=False)
-        data = tuple(tf.convert_to_tensor(d) for d in model.data)
-        values = {
-            alpha: objectives.power_ep(q, sites, model.likelihood, data, alpha)
-            for alpha in {0.0, 1.0, self.alpha}
-        }
-        loo = objectives.leave_one_out(q, sites, model.likelihood, data)
-        return {
-            "elbo": values[0.0],
-            "ep_like": values[1.0],
-            "objective": values[self.alpha] + model.log_prior_density(),
-            "min_cavity_precision": tf.reduce_min(1.0 / q.variance - sites.lambda_2),
-            "leave_one_out": tf.reduce_mean(loo),
-        }
-
     # Everything that the steps change.
 
     def _hyperparameters(self) -> dict[str, npt.NDArray[Any]]:
@@ -270,3 +239,12 @@ class Alternation:
         for name, variable in self._changing_variables().items():
             variable.assign(arrays[name])
         self.model.sites.assign(SiteValues(arrays["lambda_1"], arrays["lambda_2"]))
+
+
+def words_of(error: Exception) -> str:
+    """What an error says: of TensorFlow's, without the traceback of the graph's making."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    if not isinstance(error, tf.errors.OpError):
+        return lines[0]
+    own = [line for line in lines if line and not line.startswith(("[[", "File ", "Detected at"))]
+    return next((line for line in own if "assertion failed" in line), own[-1])

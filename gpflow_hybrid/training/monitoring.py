@@ -21,8 +21,8 @@ from gpflow.monitor import (
 )
 
 from ..errors import InvalidDataError
-from ..models import SiteModel
 from .history import IterationRecord
+from .subjects import Subject
 
 SCALARS: dict[str, Callable[..., float]] = {
     "objectives/elbo": lambda record: record.elbo,
@@ -46,7 +46,7 @@ class Monitoring:
 
     def __init__(
         self,
-        model: SiteModel,
+        subject: Subject,
         log_dir: str | Path | None,
         image_period: int,
         user_monitor: Monitor | None = None,
@@ -54,7 +54,7 @@ class Monitoring:
         self.log_dir: Path | None = None
         self.resumed_dir: Path | None = None
         """Where a run that is resumed has written before; remembered if it does not write now."""
-        self._model = model
+        self._subject = subject
         self._image_period = image_period
         self._user_monitor = user_monitor
         self._first_step = 0
@@ -97,7 +97,7 @@ class Monitoring:
         scalars = [ScalarToTensorBoard(directory, read, name) for name, read in SCALARS.items()]
         keywords = ["kernel", "likelihood", "mean_function"]
         parameters = ModelToTensorBoard(
-            directory, self._model, keywords_to_monitor=keywords, max_size=-1
+            directory, self._subject.model, keywords_to_monitor=keywords, max_size=-1
         )
         groups = [MonitorTaskGroup([parameters, *scalars])]
         # Iterations after the checkpoint of a resumed run have been written, and will be again: at a
@@ -107,11 +107,11 @@ class Monitoring:
         tf.raw_ops.ImportEvent(
             writer=ToTensorBoard.writers[directory]._resource, event=event.SerializeToString()
         )
-        num_inputs = int(self._model.data[0].shape[1])
+        num_inputs = self._subject.drawn()[0].shape[1]
         if num_inputs <= 2 and importlib.util.find_spec("matplotlib") is not None:
 
             def draw(figure: Any, axes: Any, **_: Any) -> None:
-                (draw_line if num_inputs == 1 else draw_plane)(self._model, axes)
+                (draw_line if num_inputs == 1 else draw_plane)(self._subject, axes)
 
             size = {"figsize": (6.0, 4.5), "dpi": 120}
             image = ImageToTensorBoard(directory, draw, "fit", fig_kw=size)
@@ -126,9 +126,9 @@ def free_directory(wanted: Path) -> Path:
     return next(path for path in candidates if not any(path.glob("events.out.tfevents.*")))
 
 
-def draw_line(model: SiteModel, axes: Any) -> None:
+def draw_line(subject: Subject, axes: Any) -> None:
     """Predictive mean of y with two standard deviations, and the data; one input."""
-    X, Y = (np.asarray(tf.convert_to_tensor(d)) for d in model.data)
+    model, (X, Y) = subject.model, subject.drawn()
     margin = 0.1 * (X.max() - X.min() + 1e-12)
     grid = np.linspace(X.min() - margin, X.max() + margin, 200)[:, None]
     mean, variance = (np.asarray(a).T for a in model.predict_y(grid.astype(X.dtype)))
@@ -142,9 +142,9 @@ def draw_line(model: SiteModel, axes: Any) -> None:
     axes.set_ylabel("y")
 
 
-def draw_plane(model: SiteModel, axes: Any) -> None:
+def draw_plane(subject: Subject, axes: Any) -> None:
     """Contours of the predictive mean of y, and the data coloured by y; two inputs."""
-    X, Y = (np.asarray(tf.convert_to_tensor(d)) for d in model.data)
+    model, (X, Y) = subject.model, subject.drawn()
     margins = 0.1 * (np.ptp(X, axis=0) + 1e-12)
     low, high = X.min(axis=0) - margins, X.max(axis=0) + margins
     first, second = np.meshgrid(np.linspace(low[0], high[0], 40), np.linspace(low[1], high[1], 40))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from gpflow.kernels import Kernel
 from gpflow.utilities import parameter_dict
 
 from .history import History, IterationRecord
+from .subjects import digest
 
 if TYPE_CHECKING:
     from .alternation import Alternation
@@ -90,28 +90,14 @@ def identity_of(steps: Alternation) -> dict[str, Any]:
         "kernel": " ".join(type(k).__name__ for k in kernels if isinstance(k, Kernel)),
         "likelihood": type(model.likelihood).__name__,
         "mean_function": type(model.mean_function).__name__,
-        "data": _described(*model.data),
+        "data": steps.subject.description(),
         "variables": [[v.dtype.name, *v.shape] for v in steps.variables],
-        "fixed parameters": f"{list(fixed)}, their values {_digest(fixed.values())}",
+        "fixed parameters": f"{list(fixed)}, their values {digest(fixed.values())}",
         "priors": str(priors),
         "objective": f"power {steps.alpha:g}",
         "e_step": repr(steps.e_step_settings),
         "m_step": m_step,
     }
-
-
-def _described(X: Any, Y: Any) -> str:
-    """Data in words, first what can be compared by eye."""
-    rows = int(tf.shape(X)[0])
-    return f"{rows} rows of {X.shape[1]} inputs and {Y.shape[1]} outputs, their values {_digest((X, Y))}"
-
-
-def _digest(tensors: Any) -> str:
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        array = np.ascontiguousarray(np.asarray(tf.convert_to_tensor(tensor)))
-        digest.update(f"{array.dtype} {array.shape}".encode() + array.tobytes())
-    return digest.hexdigest()[:16]
 
 
 def _configuration(optimizer: Any) -> str:

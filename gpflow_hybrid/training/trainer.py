@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections.abc import Container
 from pathlib import Path
+from typing import Any
 
 import gpflow
 import numpy as np
@@ -14,11 +15,11 @@ from tqdm import tqdm
 
 from ..display import progress_bar
 from ..errors import InvalidDataError, InvalidPosteriorError, NonFiniteError
-from ..models import CollapsedModel, CVIModel
+from ..models import CollapsedModel, CVIModel, SparseCVIModel
 from ..objectives import Objective
 from ..validation import check_count
 from . import interrupts
-from .alternation import Alternation, EStepOutcome, MStepOutcome
+from .alternation import Alternation, EStepOutcome, MStepOutcome, words_of
 from .history import History, IterationRecord, TrainingResult
 from .monitoring import Monitoring
 from .resuming import CheckpointStore, SavedRun
@@ -34,9 +35,10 @@ class VEMTrainer(Alternation):
     brings λ back towards the optimum of the ELBO at fixed θ. With the ELBO (α = 0) both raise one
     function; with the EP-like value they need not, see :class:`~gpflow_hybrid.training.Drift`.
 
-    :param model: a :class:`~gpflow_hybrid.CVIModel`, or another model with sites if the E-step is
-        ``InferToConvergence()``.
-    :param objective: ``"elbo"``, ``"ep_like"`` or a power α in [0, 1].
+    :param model: a :class:`~gpflow_hybrid.CVIModel` or :class:`~gpflow_hybrid.SparseCVIModel`, or another
+        model with sites if the E-step is ``InferToConvergence()``. Of a sparse one λ is q(u).
+    :param objective: ``"elbo"``, ``"ep_like"`` or a power α in [0, 1]; of a sparse model its own.
+    :param data: of a sparse model, all of them: ``(X, Y)`` or a ``tf.data.Dataset``.
     :param e_step: ``InferToConvergence()`` (default) or ``NaturalGradientSteps(num_steps, lr)``.
     :param m_step: ``LBFGSSteps(num_steps)`` (default) or ``GradientSteps(num_steps, optimizer, lr)``
         with Adam, SGD or any Keras optimiser.
@@ -45,18 +47,24 @@ class VEMTrainer(Alternation):
 
     def __init__(
         self,
-        model: CollapsedModel,
+        model: CollapsedModel | SparseCVIModel,
         objective: Objective = "ep_like",
         *,
+        data: Any = None,
         e_step: EStep | None = None,
         m_step: MStep | None = None,
         stopping: StoppingRule | list[StoppingRule] | None = None,
     ) -> None:
         self.stopping = default_rules() if stopping is None else as_rule(stopping)
-        super().__init__(model, objective, e_step=e_step, m_step=m_step)
+        super().__init__(model, objective, data=data, e_step=e_step, m_step=m_step)
 
     @classmethod
-    def paper(cls, model: CVIModel, objective: Objective = "ep_like") -> VEMTrainer:
+    def paper(
+        cls,
+        model: CVIModel | SparseCVIModel,
+        objective: Objective = "ep_like",
+        data: Any = None,
+    ) -> VEMTrainer:
         """The paper's training details: 20 E-steps at 0.1, 20 M-steps of gradient descent at 0.001.
 
         Sets lengthscales and variances of stationary kernels, where they are trainable, to
@@ -69,10 +77,11 @@ class VEMTrainer(Alternation):
                 for parameter in (part.lengthscales, part.variance):
                     if parameter.trainable:
                         parameter.assign(tf.ones_like(parameter))
-        model.sites.reset(tf.shape(model.data[0])[0])
+        model.sites.reset(tf.shape(model.sites.lambda_1)[0])
         return cls(
             model,
             objective,
+            data=data,
             e_step=NaturalGradientSteps(20, 0.1),
             m_step=GradientSteps(20, "sgd", 0.001),
             stopping=Patience(1),
@@ -120,7 +129,7 @@ class VEMTrainer(Alternation):
             )
         store = CheckpointStore(checkpoint_dir, checkpoint_period, resume, self)
         with interrupts.deferred():
-            run = self._begin(store, Monitoring(self.model, log_dir, image_period, monitor))
+            run = self._begin(store, Monitoring(self.subject, log_dir, image_period, monitor))
             done = len(run.history) - 1
             with progress_bar(progress, total=max_iterations, initial=done, unit="it") as bar:
                 verdict = self._alternate(run, store, max_iterations, bar)
@@ -285,12 +294,3 @@ class VEMTrainer(Alternation):
                 "Raise max_iterations, or the number or size of the M-steps.",
             )
         return verdict
-
-
-def words_of(error: Exception) -> str:
-    """What an error says: of TensorFlow's, without the traceback of the graph's making."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    if not isinstance(error, tf.errors.OpError):
-        return lines[0]
-    own = [line for line in lines if line and not line.startswith(("[[", "File ", "Detected at"))]
-    return next((line for line in own if "assertion failed" in line), own[-1])

@@ -205,7 +205,7 @@ def test_estimates_on_batches_are_unbiased(objective: str) -> None:
     for start in range(0, 60, 15):
         batch = tuple(x[start : start + 15] for x in problem.data)
         model.sites.assign(gh.sites.SiteValues(*sites))
-        model._batches.weights.assign(tf.zeros_like(model._batches.weights))
+        model.sites.weights.assign(tf.zeros_like(model.sites.weights))
         value, gradient = loss_and_gradients(model, batch)
         found.append(-value)
         gradients.append(gradient)

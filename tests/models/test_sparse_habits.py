@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pickle
 import re
 import subprocess
@@ -29,6 +30,9 @@ from gpflow.utilities import (
 
 import gpflow_hybrid as gh
 from gpflow_hybrid import InvalidDataError, InvalidPosteriorError
+from gpflow_hybrid.inference import inducing
+from gpflow_hybrid.inference.options import INDUCING
+from gpflow_hybrid.inference.row_sums import RowSums
 from tests.sparse_cases import sparse_problem
 
 PROBLEM = sparse_problem("probit_bernoulli")
@@ -488,3 +492,38 @@ def test_what_cannot_run_in_a_graph_says_so() -> None:
     for words, call in calls.items():
         with pytest.raises((RuntimeError, InvalidDataError), match=words):
             tf.function(call, autograph=False)()
+
+
+def test_inducing_points_of_another_width_than_the_data_are_refused() -> None:
+    model = PROBLEM.model(inducing_variable=np.eye(3), mean_function=None)
+    with pytest.raises(InvalidDataError, match=r"X must have 3 column\(s\).* found 2"):
+        model.infer(DATA)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_batches_that_change_their_width_are_refused(compiled: bool) -> None:
+    model = PROBLEM.model(num_data=40)
+    loss = model.training_loss
+    if compiled:
+        loss = tf.function(loss, autograph=False)
+    loss(tuple(x[:10] for x in DATA))
+    sites = model.sites.lambda_1.numpy()
+    with pytest.raises(
+        (InvalidDataError, tf.errors.InvalidArgumentError), match=r"X must have 2 column\(s\)"
+    ):
+        loss((np.ones((10, 3)), DATA[1][:10]))
+    np.testing.assert_array_equal(model.sites.lambda_1, sites)
+
+
+def test_products_of_newton_steps_are_reported_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    product = RowSums.product
+    monkeypatch.setattr(RowSums, "product", lambda *x: calls.append(1) or product(*x))
+    monkeypatch.setattr(inducing, "INDUCING", dataclasses.replace(INDUCING, patience=1, slow=0.0))
+    found = PROBLEM.model().infer(DATA)
+    assert found.converged
+    assert calls
+    assert f"Newton steps took {len(calls)} products" in found.message
+    assert found.num_evaluations < 60
+    monkeypatch.undo()
+    assert "products" not in inferred().infer(DATA).message
