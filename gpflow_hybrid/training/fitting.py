@@ -15,6 +15,7 @@ from gpflow.models.training_mixins import ExternalDataTrainingLossMixin
 from ..display import progress_bar
 from ..errors import InvalidDataError, InvalidPosteriorError, NonFiniteError
 from ..likelihoods.refinement import refined
+from ..models.sparse_validation import check_data_for
 from ..validation import check_count, check_positive, is_integer, prepare_data
 from . import interrupts
 from .fit_results import FitResult
@@ -145,16 +146,7 @@ def _training_loss(
 ) -> tuple[Callable[[], Any], Callable[[], tuple[Array, Array]]]:
     """The loss of all data, and the data as arrays when they are asked for."""
     needs_data = isinstance(model, ExternalDataTrainingLossMixin)
-    if needs_data and data is None:
-        raise InvalidDataError(
-            f"data must be given for {type(model).__name__}, which has none of its own; found None. "
-            "Pass data=(X, Y)."
-        )
-    if not needs_data and data is not None:
-        raise InvalidDataError(
-            f"data must be left out for {type(model).__name__}, which has its own; found "
-            f"{type(data).__name__}. Build the model with other data."
-        )
+    check_data_for(model, data)
     if hasattr(data, "__next__"):
         raise InvalidDataError(
             f"data must be all rows, (X, Y) or a Dataset, for fit; found {type(data).__name__}, an "

@@ -272,8 +272,8 @@ class Drift(StoppingRule):
             "sites and the E-step took back more: alternation is drifting away from the optimum of "
             "the objective as a function of the hyperparameters. The collapsed objective has no such "
             "drift: gpflow.optimizers.Scipy().minimize(model.training_loss, "
-            "model.trainable_variables), of a sparse model with model.training_loss_closure(data); "
-            "model.objective is what was trained here, or set to it.",
+            "model.trainable_variables), of a sparse model model.training_loss_closure(data), with "
+            "model.objective set to what was trained here.",
         )
 
 
