@@ -218,6 +218,11 @@ class InducingSites(Sites):
         self.weights.assign(tf.zeros_like(self.weights))
 
 
+def zeros_like(x: tf.Tensor) -> tf.Tensor:
+    """Zeros, by the same operation for any size: ``tf.zeros_like`` writes few of them into a graph."""
+    return tf.raw_ops.ZerosLike(x=tf.convert_to_tensor(x))
+
+
 def _in_a_row(values: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.concat([tf.reshape(x, [-1]) for x in values], 0)
 

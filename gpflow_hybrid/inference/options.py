@@ -130,9 +130,9 @@ class InducingOptions:
     """Part of a natural-gradient step below which the ELBO cannot be raised any more."""
     rounding_error: float = 1e-13
     """Of the ELBO, relative to its terms: sums of many."""
-    tolerance: float = 1e-6
-    """Residual to which a training loss infers: the value feels it to second order, the gradient to first,
-    both in units of q."""
+    tolerance: float = 1e-7
+    """Residual to which a training loss infers: the value feels it to second order, the gradient and
+    predictions to first, in units of q."""
     max_steps: int = 200
     """Steps that it may try from one start."""
     patience: int = 8

@@ -9,7 +9,7 @@ from __future__ import annotations
 import tensorflow as tf
 from gpflow.likelihoods import Likelihood, MultiClass, StudentT
 
-from ..sites import SiteValues
+from ..sites import SiteValues, zeros_like
 
 
 def first_sites(likelihood: Likelihood, Y: tf.Tensor, like: tf.Tensor) -> SiteValues:
@@ -28,4 +28,4 @@ def first_sites(likelihood: Likelihood, Y: tf.Tensor, like: tf.Tensor) -> SiteVa
         scale = tf.cast(likelihood.scale, like.dtype)
         lambda_2 = (likelihood.df + 1.0) / (likelihood.df * scale * scale) * tf.ones_like(like)
         return SiteValues(lambda_2 * tf.cast(Y, like.dtype), lambda_2)
-    return SiteValues(tf.zeros_like(like), tf.zeros_like(like))
+    return SiteValues(zeros_like(like), zeros_like(like))

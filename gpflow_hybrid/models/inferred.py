@@ -19,7 +19,7 @@ from ..likelihoods.concavity import is_log_concave
 from ..likelihoods.expectations import expectation_gradients
 from ..linalg import Marginals, uses_lapack
 from ..priors import DensePrior, PriorMoments
-from ..sites import SiteValues
+from ..sites import SiteValues, zeros_like
 from ..validation import check_count, check_positive
 from .base import SiteModel
 from .hyperparameters import floating, mark_of
@@ -191,7 +191,7 @@ class InferredModel(SiteModel):
 
     def _first_sites(self) -> SiteValues:
         """Where inference starts that knows nothing of earlier ones."""
-        return SiteValues(*(tf.zeros_like(x) for x in self.sites.values))
+        return SiteValues(*(zeros_like(x) for x in self.sites.values))
 
     def _solve_again(self) -> Diagnosis:
         """``λ*`` for the present hyperparameters, as a training loss finds it."""
