@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import sparse
+import gpflow_hybrid as gh
+from benchmarks import sparse, sparse_floor, sparse_grid
 from benchmarks.peers import environments, minibatches, sparse_outcome
 from benchmarks.peers.contenders import CONTENDERS
 from benchmarks.peers.sparse_contenders import SPARSE
@@ -204,3 +205,27 @@ def test_batches_cover_all_rows_and_the_loop_ends() -> None:
 def test_a_loop_that_fails_says_where() -> None:
     with pytest.raises(FloatingPointError, match="the loss is nan at step 0"):
         minibatches.minimise(lambda *_: float("nan"), 600, Clock(60.0), lambda: (0.0, 0.0))
+
+
+def test_floor_counts_nothing_twice() -> None:
+    ratios = sparse_floor.measure(600, 20, 1, "ep_like")
+    assert ratios.floor_seconds > 0.0
+    assert ratios.posterior > 0.0
+    # A loss holds several evaluations of the posterior.
+    assert ratios.loss > ratios.posterior
+    assert 2 <= ratios.evaluations <= 12
+
+
+def test_grid_has_rows_of_both_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    infer = gh.SparseCVIModel.infer
+
+    def spy(model: gh.SparseCVIModel, data: Any, **kwargs: Any) -> Any:
+        seen.append(np.mean(data[1]))
+        return infer(model, data, **kwargs)
+
+    monkeypatch.setattr(gh.SparseCVIModel, "infer", spy)
+    counts, failures = sparse_grid.count("magic", 10, "ep_like", 2, 300)
+    assert len(counts) == 4
+    assert failures == 0
+    assert all(0.4 < share < 0.9 for share in seen)  # 0.65 of all
