@@ -54,7 +54,7 @@ class CollapsedTensors(NamedTuple):
 
     solution: Solution
     value: tf.Tensor
-    in_parameters: tf.Tensor
+    parameter_bars: tf.Tensor
     """Derivatives in the numbers that the likelihood's parameters are, ``[P]``."""
     prior_adjoint: Callable[[], Sequence[tf.Tensor]]
     """The total derivatives in the tensors that the prior was made of; to be asked for once."""
@@ -123,7 +123,7 @@ def collapse(
     to_arrays = functools.partial(_to_arrays, iterate, moments.on_host)
     pair = tf.TensorShape([2]).concatenate(start.lambda_1.shape)
     shapes = [pair, [5], [], [num_own], *(x.shape for x in moments)]
-    questions = (*method.questions, method.in_parameters) if num_own else method.questions
+    questions = (*method.questions, method.parameter_question) if num_own else method.questions
     if question is not None:
         questions = (*questions, question)
     respondent = Respondent(questions, likelihood, data)
@@ -160,7 +160,7 @@ def _with_parameters(
     if num_own == 0 or not found.solution.has_started:
         return found, np.zeros(num_own)
     at = (found.q.mean, found.q.variance, *found.solution.sites, *found.weights)
-    own = yield method.in_parameters(*at)
+    own = yield method.parameter_question(*at)
     return found, own.in_a_row
 
 

@@ -105,7 +105,7 @@ class Method:
     """The fixed point for a training loss, the objective there, and what its gradient is made of."""
     questions: tuple[Question, ...]
     """That the iterations ask."""
-    in_parameters: Question
+    parameter_question: Question
     """The derivatives of ``L + wᵀρ`` in the likelihood's own parameters, from m, v, λ₁, λ₂ and w."""
     when_stalled: str
     """What it means that the iteration cannot go on, and what to do."""

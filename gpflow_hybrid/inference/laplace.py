@@ -37,7 +37,7 @@ from .common import (
     without_state,
 )
 from .options import LAPLACE
-from .own_parameters import in_parameters
+from .own_parameters import parameter_question
 from .questions import Iteration, Question
 
 
@@ -234,7 +234,7 @@ def laplace() -> Method:
         solve=newton,
         collapse=collapse,
         questions=(POINT_VALUES, THIRD_DERIVATIVE),
-        in_parameters=in_parameters("laplace", likelihood_value),
+        parameter_question=parameter_question("laplace", likelihood_value),
         when_stalled=(
             "no step raises the log joint density any further. Either this is the limit of the "
             "arithmetic, and the sites can be used, or this is a stationary point that is no mode, or "

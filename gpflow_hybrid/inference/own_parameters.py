@@ -16,7 +16,7 @@ from .common import FixedPoint, SitePair
 from .questions import Question
 
 
-def in_parameters(
+def parameter_question(
     key: Hashable,
     value: Callable[[Likelihood, Any, Any, FixedPoint], tf.Tensor],
     on_arrays: Callable[[Any], Callable[..., Any] | None] = lambda _: None,
@@ -41,5 +41,5 @@ def in_parameters(
         rows = [tf.reshape(tf.convert_to_tensor(g), [-1]) for g in found]
         return ParameterGradients(tf.concat([tf.cast(g, m.dtype) for g in rows], 0))
 
-    name = ("in_parameters", key)
-    return Question(name, answer, ParameterGradients, 6, (), on_arrays, in_parameters=True)
+    name = ("parameters", key)
+    return Question(name, answer, ParameterGradients, 6, (), on_arrays, is_parameter_gradient=True)

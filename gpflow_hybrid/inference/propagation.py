@@ -50,7 +50,7 @@ from .common import (
     zeros_like,
 )
 from .options import PROPAGATION, REPORT
-from .own_parameters import in_parameters
+from .own_parameters import parameter_question
 from .questions import Iteration, Question
 from .reports import QuadratureError
 
@@ -270,7 +270,7 @@ def expectation_propagation(alpha: float) -> Method:
         solve=functools.partial(propagate, alpha),
         collapse=functools.partial(collapse, alpha),
         questions=(asked.sites, asked.gradients),
-        in_parameters=in_parameters(
+        parameter_question=parameter_question(
             ("propagation", alpha), functools.partial(likelihood_value, alpha)
         ),
         when_stalled=(

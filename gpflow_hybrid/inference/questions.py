@@ -40,8 +40,8 @@ class Question:
         where it is one row of numbers.
     :param on_arrays: how a likelihood on arrays answers it, ``(observations, *arrays)``, or None if it
         cannot.
-    :param in_parameters: whether the answer is a derivative in the likelihood's parameters; they are
-        constants otherwise.
+    :param is_parameter_gradient: whether the answer is a derivative in the likelihood's parameters; they
+        are constants otherwise.
     """
 
     name: Hashable
@@ -50,7 +50,7 @@ class Question:
     num_arrays: int
     ranks: tuple[int, ...]
     on_arrays: Callable[[OnArrays], Callable[..., Any] | None] = lambda _: None
-    in_parameters: bool = False
+    is_parameter_gradient: bool = False
 
     def __call__(self, *arrays: Array) -> Request:
         """Ask it."""
@@ -58,7 +58,9 @@ class Question:
 
     def answer_reading_once(self, likelihood: Likelihood, *arguments: tf.Tensor) -> Any:
         """``answer`` of a likelihood that reads its parameters once."""
-        return self.answer(likelihood if self.in_parameters else read_once(likelihood), *arguments)
+        return self.answer(
+            likelihood if self.is_parameter_gradient else read_once(likelihood), *arguments
+        )
 
     def shapes(self, num_data: int, num_latent: int) -> list[tuple[int, ...]]:
         """Of the answer's arrays."""

@@ -224,7 +224,7 @@ def _take_turns(
 
     def answer(question: Question, arrays: tf.Tensor) -> tf.Tensor:
         parts = [tf.ensure_shape(arrays[i], sites.shape) for i in range(question.num_arrays)]
-        asked_of = likelihood if question.in_parameters else constant
+        asked_of = likelihood if question.is_parameter_gradient else constant
         found = question.answer(asked_of, *data, *parts)
         return tf.concat([tf.reshape(x, [-1]) for x in found], 0)
 

@@ -47,7 +47,7 @@ from .common import (
 )
 from .newton import NewtonSystem, per_datum
 from .options import COLLAPSE
-from .own_parameters import in_parameters
+from .own_parameters import parameter_question
 from .questions import CURVATURE, EXPECTATIONS, ROUGH_CURVATURE, Iteration, ratios
 from .reports import OWN_QUADRATURE_ERROR
 from .variational import Evaluation, assess, evaluate, newton, newton_direction, newton_system
@@ -248,7 +248,7 @@ def variational_inference(alpha: float) -> Method:
         solve=variational.solve,
         collapse=functools.partial(collapse, alpha),
         questions=(*questions, ratios(alpha)) if alpha > 0.0 else questions,
-        in_parameters=in_parameters(
+        parameter_question=parameter_question(
             ("variational", alpha),
             functools.partial(likelihood_value, alpha),
             lambda on: on.in_parameters(alpha),

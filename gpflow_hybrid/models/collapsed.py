@@ -121,7 +121,7 @@ class CollapsedModel(InferredModel):
             self._remarks if tf.executing_eagerly() else Remarks(),
         )
         has_started = found.solution.has_started
-        own_bars = _split(found.in_parameters, own)
+        own_bars = _split(found.parameter_bars, own)
 
         @functools.cache  # the tape is read once, whoever asks how often
         def gradients() -> list[tf.Tensor]:

@@ -219,7 +219,7 @@ def test_derivatives_in_parameters_of_arrays_are_those_of_tensors(
     form, data, arrays = on_host(p)
     weights = np.random.default_rng(5).normal(size=(2, N, 1))
     weights = weights if alpha > 0.0 else 0.0 * weights
-    question = variational_inference(alpha).in_parameters
+    question = variational_inference(alpha).parameter_question
     tensors = [tf.constant(x) for x in (*arrays, *weights)]
     expected = question.answer(p.likelihood, *p.data, *tensors)
     assert_alike(form.in_parameters(alpha)(data, *arrays, *weights), expected)

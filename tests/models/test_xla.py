@@ -44,6 +44,7 @@ def test_predictions_and_objectives_compile(name: str) -> None:
         "predict_log_density": lambda: model.predict_log_density((Xnew, Ynew)),
         "elbo": model.elbo,
         "ep_like_log_marginal": model.ep_like_log_marginal,
+        "power_ep_log_marginal": lambda: model.power_ep_log_marginal(0.5),
     }
     for call in calls.values():
         compiled = tf.function(call, jit_compile=True, autograph=False)()
@@ -51,12 +52,13 @@ def test_predictions_and_objectives_compile(name: str) -> None:
             np.testing.assert_allclose(x, y, rtol=1e-8, atol=1e-9)
 
 
-def test_gradients_compile() -> None:
+@pytest.mark.parametrize("objective", ["elbo", "ep_like_log_marginal"])
+def test_gradients_compile(objective: str) -> None:
     model = fitted("probit_bernoulli")
 
     def gradient() -> Any:
         with tf.GradientTape() as tape:
-            value = model.elbo()
+            value = getattr(model, objective)()
         return tape.gradient(value, model.trainable_variables)
 
     compiled = tf.function(gradient, jit_compile=True, autograph=False)()
