@@ -92,7 +92,7 @@ def new_data(data: Any, likelihood: Likelihood, num_columns: int | None) -> Regr
             "is one column."
         )
     known = tf.convert_to_tensor(Y) if tf.executing_eagerly() else tf.get_static_value(Y)
-    if known is None:  # inside a graph; what XLA leaves out of it, NaN says
+    if known is None:  # inside a graph; XLA leaves the assertion out, and checks nothing
         message = (
             f"Y has a value that {type(likelihood).__name__} has no density for. Pass it outside of "
             "tf.function to see which."
