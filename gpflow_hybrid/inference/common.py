@@ -177,6 +177,12 @@ def without_state(
     return solve_alone
 
 
+def is_better(new: Solution, old: Solution, by_value: bool) -> bool:
+    """Whether it is the end to take: of higher value, or of smaller residual."""
+    better = new.value > old.value if by_value else new.residual < old.residual
+    return bool(better or not np.isfinite(old.value))
+
+
 def from_warm_start(
     solve: Callable[[SiteValues, tuple[State, ...]], Iteration[tuple[Solution, State]]],
     warm: SiteValues,
@@ -196,6 +202,4 @@ def from_warm_start(
     if old.residual <= COLLAPSE.acceptable_residual or is_cold:
         return first
     second = yield from solve(zeros_like(warm), (first[1],))
-    new = second[0]
-    better = new.value > old.value if by_value else new.residual < old.residual
-    return second if better or not np.isfinite(old.value) else first
+    return second if is_better(second[0], old, by_value) else first

@@ -11,7 +11,7 @@ import tensorflow as tf
 from ..compilation import call_compiled
 from ..errors import NonFiniteError, in_short
 from ..inference.collapsing import Limits, Remarks
-from ..inference.common import Method, Solution
+from ..inference.common import Method, Solution, is_better
 from ..inference.options import COLLAPSE, TRAINING
 from ..inference.reports import Diagnosis, InferenceResult, diagnosed, report
 from ..inference.servers import run
@@ -203,9 +203,7 @@ class InferredModel(SiteModel):
             return first
         zeros = SiteValues(*(tf.zeros_like(x) for x in start))
         second = self._diagnose(method, zeros, limits)
-        new = second.solution
-        better = new.value > old.value if method.by_value else new.residual < old.residual
-        return second if better or not np.isfinite(old.value) else first
+        return second if is_better(second.solution, old, method.by_value) else first
 
     def _training_limits(self) -> Limits:
         return Limits(max(TRAINING.tolerance, self._rounding()), TRAINING.max_steps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from typing import Any
 
 import tensorflow as tf
@@ -26,9 +27,9 @@ class PredictiveModel(GPModel):
     inducing_variable: Any
     sites: Any
 
+    @abc.abstractmethod
     def _predict_f(self, Xnew: tf.Tensor, full_cov: bool, full_output_cov: bool) -> MeanAndVariance:
         """Mean and variance of f at inputs that have been checked."""
-        raise NotImplementedError
 
     def _num_inputs(self) -> int | None:
         """Columns of X, where they are known."""
