@@ -31,7 +31,7 @@ MOST_SKEWED = 0.85
 class Axes(NamedTuple):
     """``x = mode + directions · t(z)``, with standard normal z for a posterior that is a split normal.
 
-        t(z) = c z + δ (√(z² + r²) − r),   slopes c − δ and c + δ far from zero
+    t(z) = c z + δ (√(z² + r²) − r),   slopes c − δ and c + δ far from zero
     """
 
     mode: Array  # [d]
@@ -51,7 +51,7 @@ class Axes(NamedTuple):
 
 
 def axes_at(mode: Array, density: Density) -> Axes:
-    """The eigenvectors of the curvature, from differences of exact gradients, with a width for each side."""
+    """The curvature's eigenvectors, from differences of exact gradients, with a width to each side."""
     top, _ = density(mode)
     directions = _principal_axes(_curvature(mode, density))
     widths = np.array(
@@ -61,7 +61,9 @@ def axes_at(mode: Array, density: Density) -> Axes:
     centre = 0.5 * (below + above)
     # t(±√2) = ±√2 · width
     skew = 0.5 * (above - below) * PROBE / (np.sqrt(PROBE**2 + ROUNDING**2) - ROUNDING)
-    return Axes(mode, directions, centre, np.clip(skew, -MOST_SKEWED * centre, MOST_SKEWED * centre))
+    return Axes(
+        mode, directions, centre, np.clip(skew, -MOST_SKEWED * centre, MOST_SKEWED * centre)
+    )
 
 
 def _curvature(mode: Array, density: Density) -> Array:

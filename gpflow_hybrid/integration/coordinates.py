@@ -1,7 +1,7 @@
 """The coordinates in which hyperparameters are integrated, and densities in them.
 
-A positive parameter is integrated in its logarithm, whatever bijector GPflow was given for it, so that neither
-the result nor its accuracy depends on that choice; every other one in its unconstrained variable.
+A positive parameter is integrated in its logarithm, whatever bijector GPflow was given for it, so that
+neither the result nor its accuracy depends on that choice; every other one in its unconstrained variable.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def refuse_divergent(target: Target, priors: Mapping[str, Prior], mode: Array) -
                     value = float(np.ravel(target.values(x)[c.path])[place - places[0]])
                     raise InvalidDataError(
                         f"The integral over {c.path} diverges under a flat prior: at {value:.3g} the log "
-                        f"density is only {fall:.2g} nats below its maximum. Give it a proper prior, or leave "
-                        "priors out."
+                        f"density is only {fall:.2g} nats below its maximum. Give it a proper prior, or "
+                        "leave priors out."
                     )
     target.density(mode)

@@ -70,10 +70,10 @@ def integrate_hyperparameters(
         Inducing points are not integrated over: they are trained to the mode, if they are trainable.
     :param data: ``(X, Y)`` or a ``tf.data.Dataset``, for a model that has none of its own.
     :param method: ``"grid"`` (up to six scalars) or ``"hmc"``; ``"auto"`` chooses by their number.
-    :param priors: by GPflow's path, distributions of the parameters or ``"flat"``; else the model's own, else
-        weak defaults: log-normal with a deviation of 1.5 of the logarithm, for lengthscales around the median
-        distance between inputs, for the kernel's standard deviation around one, or that of Y where the
-        likelihood is a noise around f. The result says which.
+    :param priors: by GPflow's path, distributions of the parameters or ``"flat"``; else the model's own,
+        else weak defaults: log-normal with a deviation of 1.5 of the logarithm, for lengthscales around the
+        median distance between inputs, for the kernel's standard deviation around one, or that of Y where
+        the likelihood is a noise around f. The result says which.
     :param tolerance: of a grid, on every log predictive density of the data.
     :param max_evaluations: of a grid, at most so many settings are looked at.
     :param num_starts: of the fit that finds the mode.
@@ -86,9 +86,7 @@ def integrate_hyperparameters(
     _check(method, tolerance, max_evaluations, num_chains, num_samples, num_burnin, seed=seed)
     began = time.perf_counter()
     problem = prepare(model, data, priors or {})
-    fit = fitting.fit(
-        problem.model, data=data, num_starts=num_starts, seed=seed, progress=progress
-    )
+    fit = fitting.fit(problem.model, data=data, num_starts=num_starts, seed=seed, progress=progress)
     if fit.status == "interrupted":
         raise KeyboardInterrupt
     target, chosen = problem.target(), problem.priors
@@ -97,8 +95,8 @@ def integrate_hyperparameters(
     by_grid = method == "grid" or (method == "auto" and d <= MAX_GRID)
     if by_grid and d > MAX_GRID:
         raise InvalidDataError(
-            f'method="grid" is for up to {MAX_GRID} free scalars; found {d}. Pass method="hmc", or hold some '
-            "parameters with gpflow.set_trainable."
+            f'method="grid" is for up to {MAX_GRID} free scalars; found {d}. Pass method="hmc", or hold '
+            "some parameters with gpflow.set_trainable."
         )
     mode = target.position()
     refuse_divergent(target, chosen, mode)
@@ -190,7 +188,8 @@ def _message(
     else:
         words = (
             f"Not converged: with {how} predictions still moved by {found.change:.1e}, more than the "
-            f"tolerance of {tolerance:.1e}. Raise max_evaluations or tolerance."
+            f"tolerance of {tolerance:.1e}. Raise max_evaluations or tolerance, or pass "
+            'method="hmc".'
         )
     if target.num_failures:
         words += f" {target.num_failures} settings have no value and were left out."

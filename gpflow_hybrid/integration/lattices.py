@@ -16,14 +16,20 @@ from .target import Node
 Array = npt.NDArray[np.float64]
 Key = tuple[int, ...]
 
-FIRST_CUTOFF = 5.0
+FIRST_CUTOFF = 6.0
 """Nats below the maximum at which a lattice ends at first."""
 
 LAST_CUTOFF = 20.0
 """At which nothing is left to be found."""
 
 SHELL = 1.5
-"""Nats of the outermost nodes, without which a lattice is looked at to see whether it has all that counts."""
+"""Nats of the outermost nodes: a lattice without them tells whether it has all that counts."""
+
+SHELL_FACTOR = 0.33
+"""Part of what the shell moves that the rest beyond it moves: a nat further out has a third of the mass."""
+
+HALF_FACTOR = 0.2
+"""Part of what half of the nodes miss that all of them miss; less, where the density is smooth."""
 
 MAX_HALVINGS = 4
 """Of the step, which begins at one standard deviation."""
@@ -58,8 +64,8 @@ def largest_change(one: Array, other: Array) -> float:
 class Lattice:
     """``z = h k`` with integers k, grown from the mode as long as the density is worth it.
 
-    The trapezoidal rule, which for smooth densities that vanish at both ends converges faster than any power
-    of h.
+    The trapezoidal rule, which for smooth densities that vanish at both ends converges faster than any
+    power of h.
     """
 
     def __init__(self, look: Callable[[Array], Node], axes: Axes, max_evaluations: int) -> None:
@@ -76,10 +82,12 @@ class Lattice:
         while True:
             keys, log_weights, _ = self._weights()
             now = self._predictive(keys, log_weights)
-            shell = self._change_without(self._outermost(keys, log_weights), keys, log_weights, now)
-            # Half of the nodes are a lattice too: what they miss is more than what all of them do.
-            half = self._change_without(_odd(keys), keys, log_weights, now)
-            step = half if before is None else min(half, largest_change(before, now))
+            outermost = log_weights.max() - log_weights > self._cutoff - SHELL
+            shell = SHELL_FACTOR * self._change_without(outermost, keys, log_weights, now)
+            # Half of the nodes are a lattice too, √2 coarser.
+            step = HALF_FACTOR * self._change_without(_odd(keys), keys, log_weights, now)
+            if before is not None:
+                step = min(step, largest_change(before, now))
             change = max(shell, step)
             is_last = self._left <= 0 or (
                 self._halvings == MAX_HALVINGS and self._cutoff >= LAST_CUTOFF
@@ -140,9 +148,6 @@ class Lattice:
 
     def _predictive(self, keys: list[Key], log_weights: Array) -> Array:
         return predictive([self._nodes[key] for key in keys], log_weights)
-
-    def _outermost(self, keys: list[Key], log_weights: Array) -> Array:
-        return log_weights.max() - log_weights > self._cutoff - SHELL
 
     def _change_without(
         self, left_out: npt.NDArray[np.bool_], keys: list[Key], log_weights: Array, now: Array

@@ -46,7 +46,7 @@ class Marginal:
 
 
 def smooth_draws(z: Array, log_masses: Array, axes: Axes) -> Draws:
-    """Draws from the density through nodes: a Gaussian in z times the exponential of a function that interpolates.
+    """Draws from a smooth density through the nodes, a Gaussian in z but for what is interpolated.
 
     :param log_masses: ``log p(x) |dx/dz|`` at the nodes.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,16 @@ from ..validation import check_count
 from .target import Node, Target
 
 Array = npt.NDArray[np.float64]
-PredictF = Callable[..., MeanAndVariance]
+
+WORTH_COMPILING = 8
+"""Settings from which a prediction is compiled."""
 
 
 def moments(
-    weights: Sequence[float], parts: Sequence[MeanAndVariance], full_cov: bool, full_output_cov: bool
+    weights: Sequence[float],
+    parts: Sequence[MeanAndVariance],
+    full_cov: bool,
+    full_output_cov: bool,
 ) -> MeanAndVariance:
     """``m = Σ w m_k`` and ``Σ w (V_k + (m_k − m)(m_k − m)ᵀ)``, the outer product as GPflow's flags say."""
     mean = _sum(weights, [m for m, _ in parts])
@@ -106,19 +111,33 @@ class Mixture:
 
     def predict_f(self, Xnew: Any, full_cov: bool, full_output_cov: bool) -> MeanAndVariance:
         """Mean and variance of f."""
-        parts = [m.predict_f(Xnew, full_cov, full_output_cov) for m in self.models()]
+        parts = self._each("predict_f", Xnew, full_cov, full_output_cov)
         return moments(self.weights, parts, full_cov, full_output_cov)
 
     def predict_y(self, Xnew: Any, full_cov: bool, full_output_cov: bool) -> MeanAndVariance:
         """Mean and variance of y."""
-        parts = [m.predict_y(Xnew, full_cov, full_output_cov) for m in self.models()]
+        parts = self._each("predict_y", Xnew, full_cov, full_output_cov)
         return moments(self.weights, parts, full_cov, full_output_cov)
 
     def predict_log_density(self, data: Any, full_cov: bool, full_output_cov: bool) -> tf.Tensor:
         """``log Σ w ∫ p(y|f, θ) q_θ(f) df``."""
-        each = [m.predict_log_density(data, full_cov, full_output_cov) for m in self.models()]
+        each = self._each("predict_log_density", data, full_cov, full_output_cov)
         logs = [tf.cast(np.log(w), t.dtype) + t for w, t in zip(self.weights, each, strict=True)]
         return tf.reduce_logsumexp(tf.stack(logs), axis=0)
+
+    def _each(self, method: str, at: Any, *flags: bool) -> list[Any]:
+        """A prediction at every setting.
+
+        At the first by the model itself, which refuses what it cannot use; where there are many, at the
+        others by one compiled function.
+        """
+        models = self.models()
+        found = [getattr(next(models), method)(at, *flags)]
+        function = getattr(self._target.model, method)
+        if len(self.nodes) >= WORTH_COMPILING:
+            compiled = tf.function(lambda: function(at, *flags), autograph=False)
+            return [*found, *(compiled() for _ in models)]
+        return [*found, *(function(at, *flags) for _ in models)]
 
     def predict_f_samples(
         self, Xnew: Any, num_samples: int | None, full_cov: bool, full_output_cov: bool

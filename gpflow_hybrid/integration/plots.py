@@ -86,7 +86,11 @@ def _distribution(values: Array, weights: Array) -> tuple[Array, Array]:
 
 
 def _joint(
-    axis: Any, draws: Array, nodes: Array, result: HyperparameterPosterior, is_log: tuple[bool, bool]
+    axis: Any,
+    draws: Array,
+    nodes: Array,
+    result: HyperparameterPosterior,
+    is_log: tuple[bool, bool],
 ) -> None:
     at = [np.log(c) if log else c for c, log in zip(draws.T, is_log, strict=True)]
     limits = [np.interp([0.002, 0.998], *_distribution(c, result.draws.weights)) for c in at]

@@ -53,15 +53,15 @@ def choose_priors(
     """The prior of every parameter, by its path: what is given, else the model's, else a default.
 
     Defaults are log-normal for positive parameters, with a standard deviation of the logarithm of 1.5: for
-    lengthscales around the median distance between inputs, for the standard deviation of a kernel around one,
-    or that of Y where the likelihood is a noise around f, which has a tenth of its variance; around one for
-    others. What is not positive has a normal prior, wide in the units of f.
+    lengthscales around the median distance between inputs, for the standard deviation of a kernel around
+    one, or that of Y where the likelihood is a noise around f, which has a tenth of its variance; around one
+    for others. What is not positive has a normal prior, wide in the units of f.
     """
     unknown = [path for path in given if path not in {c.path for c in coordinates}]
     if unknown:
         raise InvalidDataError(
-            f"priors names {unknown[0]!r}, which is not a trainable hyperparameter of this model; known are "
-            f"{', '.join(c.path for c in coordinates)}."
+            f"priors names {unknown[0]!r}, which is not a trainable hyperparameter of this model; known "
+            f"are {', '.join(c.path for c in coordinates)}."
         )
     medians = _medians(model, coordinates, X, Y)
     return {c.path: _prior_of(c, given, medians[c.path], model, Y) for c in coordinates}
@@ -77,7 +77,7 @@ def _prior_of(
             return Prior(Flat(), PriorOn.CONSTRAINED, "given")
         if not isinstance(density, tfp.distributions.Distribution):
             raise InvalidDataError(
-                f"priors[{path!r}] must be a distribution of TensorFlow Probability or \"flat\"; found "
+                f'priors[{path!r}] must be a distribution of TensorFlow Probability or "flat"; found '
                 f"{density!r}."
             )
         return Prior(density, PriorOn.CONSTRAINED, "given")

@@ -64,7 +64,8 @@ def prepare(model: GPModel, data: Any, given: Priors) -> Problem:
     if not isinstance(model, COLLAPSED):
         raise InvalidDataError(
             "model must have a training loss that is a function of the hyperparameters alone, as CVIModel, "
-            f"EPModel, LaplaceModel, SparseCVIModel, GPR, SGPR and GPRFITC do; found {type(model).__name__}."
+            "EPModel, LaplaceModel, SparseCVIModel, GPR, SGPR and GPRFITC do; found "
+            f"{type(model).__name__}."
         )
     copy = deepcopy(model)
     _, arrays = loss_of_all(copy, data)
@@ -82,7 +83,9 @@ def prepare(model: GPModel, data: Any, given: Priors) -> Problem:
 def _mark(model: GPModel, coordinates: tuple[Coordinate, ...], X: Array, Y: Array) -> str:
     shapes = [(c.path, tuple(c.shape)) for c in coordinates]
     text = repr((type(model).__name__, shapes, X.shape, Y.shape)).encode()
-    return hashlib.sha256(text + np.ascontiguousarray(X).data + np.ascontiguousarray(Y).data).hexdigest()
+    return hashlib.sha256(
+        text + np.ascontiguousarray(X).data + np.ascontiguousarray(Y).data
+    ).hexdigest()
 
 
 def integrated_paths(model: GPModel) -> tuple[str, ...]:
@@ -93,8 +96,8 @@ def integrated_paths(model: GPModel) -> tuple[str, ...]:
             continue
         if not isinstance(parameter, Parameter):
             raise InvalidDataError(
-                f"{path} is a trainable tf.Variable, which can have no prior: make it a gpflow.Parameter, or "
-                "tf.Variable(..., trainable=False)."
+                f"{path} is a trainable tf.Variable, which can have no prior: make it a gpflow.Parameter, "
+                "or tf.Variable(..., trainable=False)."
             )
         found.setdefault(id(parameter), path)
     if not found:

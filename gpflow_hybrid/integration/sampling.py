@@ -163,9 +163,15 @@ def _log_density(copies: Sequence[Target], mode: Array, root: Array) -> Callable
 
 def _report(x: Array, chains: Chains) -> ChainReport:
     states = tf.constant(x)
+    logger = tf.get_logger()
+    level = logger.level
+    logger.setLevel(
+        "ERROR"
+    )  # TensorFlow Probability casts a complex number that has no imaginary part
     size = tfp.mcmc.effective_sample_size(
         states, filter_beyond_positive_pairs=True, cross_chain_dims=1 if x.shape[1] > 1 else None
     )
+    logger.setLevel(level)
     r_hat = tfp.mcmc.potential_scale_reduction(states, independent_chain_ndims=1, split_chains=True)
     return ChainReport(
         r_hat=np.asarray(r_hat),
