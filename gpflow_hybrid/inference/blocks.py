@@ -29,6 +29,7 @@ class Block:
     """Some rows, projected."""
 
     X: Array
+    Y: Array
     projections: list[Projection]
     mean: Array  # μ₀ [N, L]
     likelihood: ProjectedLikelihood
