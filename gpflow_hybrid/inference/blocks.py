@@ -31,6 +31,7 @@ class Block:
     """Some rows, projected."""
 
     X: Array
+    Y: Array
     projections: list[Projection]
     mean: Array  # μ₀ [N, L]
     likelihood: ProjectedLikelihood

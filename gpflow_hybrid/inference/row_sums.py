@@ -21,6 +21,7 @@ from ..linalg.threads import one_blas_thread
 from ..priors.inducing import InducingPrior, ProjectionBar
 from ..priors.protocol import Array
 from ..rows import DataRows
+from ..sites import SiteValues
 from .blocks import Block, total
 from .inducing import ExpectationSums, InducingPosterior, Pair, SummedSites
 from .newton import per_datum
@@ -104,7 +105,7 @@ class RowSums:
             projections, mean = self.prior.project(X)
             residual = np.stack([p.residual for p in projections], 1)
             residual = np.ascontiguousarray(np.broadcast_to(residual, mean.shape))
-            block = Block(X, projections, mean, self.make(X, Y, residual))
+            block = Block(X, Y, projections, mean, self.make(X, Y, residual))
             # With T, one for every latent, which is kept as well.
             size += X.nbytes + sum(p.A.nbytes for p in projections)
             size += mean.shape[1] * projections[0].A.nbytes
@@ -137,6 +138,26 @@ class RowSums:
                 np.stack([combine(each, x) for each, x in zip(A, lambda_1.T, strict=True)]),
                 np.stack([weighted_gram(each, x) for each, x in zip(A, lambda_2.T, strict=True)]),
             ),
+        )
+
+    def summed(self, suggest: Callable[[Array, Array], SiteValues]) -> SummedSites:
+        """Sites of f that are suggested for every datum, as they say it of its projection:
+        ``(∫ N(f; a, k̃) t(f)^α df)^{1/α}`` has ``λ/(1 + αλ₂k̃)``.
+
+        :param suggest: λ₁ and λ₂ ``[N, L]`` from Y and an array of that shape.
+        """
+        return self._sum(self._summed, suggest)
+
+    def _summed(self, block: Block, suggest: Callable[[Array, Array], SiteValues]) -> SummedSites:
+        lambda_1, lambda_2 = suggest(block.Y, block.mean)
+        residual = np.stack([p.residual for p in block.projections], 1)
+        weight = 1.0 / (1.0 + self.alpha * lambda_2 * residual)
+        A = [block.projection(i) for i in range(lambda_1.shape[1])]
+        x = (weight * (lambda_1 - lambda_2 * block.mean)).T
+        y = (weight * lambda_2).T
+        return SummedSites(
+            np.stack([combine(*each) for each in zip(A, x, strict=True)]),
+            np.stack([weighted_gram(*each) for each in zip(A, y, strict=True)]),
         )
 
     def values(self, q: InducingPosterior) -> float:
