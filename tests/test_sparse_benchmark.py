@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 import gpflow_hybrid as gh
-from benchmarks import sparse, sparse_floor, sparse_folds, sparse_grid, sparse_tables
+from benchmarks import (
+    sparse,
+    sparse_figure,
+    sparse_floor,
+    sparse_folds,
+    sparse_grid,
+    sparse_tables,
+)
 from benchmarks.peers import environments, minibatches, sparse_outcome
 from benchmarks.peers.contenders import CONTENDERS
 from benchmarks.peers.sparse_contenders import SPARSE
@@ -306,3 +313,28 @@ def value_at(problem: Any, objective: Any, log_lengthscale: float, log_sigma: fl
     likelihood = gh.likelihoods.ProbitBernoulli()
     model = gh.SparseCVIModel(kernel, likelihood, Z, objective=objective)
     return -float(model.training_loss((problem.X_train, problem.Y_train)))
+
+
+def test_a_figure_of_both_comparisons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for record in (*folds_of(), *folds_of(num_inducing=10), *folds_of("usps")):
+        sparse.append(tmp_path / "folds.jsonl", record)
+    drawn: list[Any] = []
+    monkeypatch.setattr(sparse_figure.plt, "close", drawn.append)
+    assert sparse_figure.draw("banana", tmp_path).stat().st_size > 10_000
+    (axis,) = drawn[-1].axes
+    assert list(axis.get_xticks()) == [5, 10]
+    for record in (
+        fit("sparse_svgp_lbfgs"),
+        fit("sparse_svgp_lbfgs", num_inducing=20, log_density=-0.2),
+        fit("sparse_cvi_ep_like", rows=200),
+        fit("sparse_boosting", num_inducing=None, trace=[], log_density=-0.3),
+        {**fit("sparse_gpytorch_adam"), "failure": "not installed"},
+    ):
+        sparse.append(tmp_path / "fits.jsonl", record)
+    sparse_figure.draw("banana", tmp_path)
+    _, right = drawn[-1].axes
+    svgp, boosting = right.lines
+    # Seconds to the final density, less 0.002; only what is seen at the end has the other one.
+    np.testing.assert_array_equal(svgp.get_xydata(), [[2.0, -0.25], [9.0, -0.2]])
+    assert set(boosting.get_ydata()) == {-0.3}
+    assert [text.get_text() for text in right.texts] == ["10", "20"]
