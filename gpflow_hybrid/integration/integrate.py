@@ -43,7 +43,7 @@ def integrate_hyperparameters(
     data: Any = None,
     method: Method = "auto",
     priors: Priors | None = None,
-    tolerance: float = 1e-3,
+    tolerance: float = 2e-3,
     max_evaluations: int = 1000,
     num_starts: int = 1,
     num_chains: int = 4,

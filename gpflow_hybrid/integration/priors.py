@@ -54,8 +54,8 @@ def choose_priors(
 
     Defaults are log-normal for positive parameters, with a standard deviation of the logarithm of 1.5: for
     lengthscales around the median distance between inputs, for the standard deviation of a kernel around
-    one, or that of Y where the likelihood is a noise around f, which has a tenth of its variance; around one
-    for others. What is not positive has a normal prior, wide in the units of f.
+    one, or that of Y where the likelihood is a noise around f, which has a tenth of its variance; for others
+    around one. What is not positive has a normal prior, wide in the units of f.
     """
     unknown = [path for path in given if path not in {c.path for c in coordinates}]
     if unknown:
