@@ -4,8 +4,9 @@
     python -m benchmarks.integration report    # the tables
 
 Binary classification with ProbitBernoulli and a Matérn-5/2 kernel, inputs standardised: five folds of whole
-data sets, and training sets of 50, 100 and 200 random rows tested on up to 500 of the others. Each is trained
-by ``gh.fit`` from the scale of the data, and integrated by ``gh.integrate_hyperparameters`` with its priors.
+data sets, and training sets of 50, 100 and 200 random rows tested on up to 500 of the others. Each is
+trained by ``gh.fit`` from the scale of the data, and integrated by ``gh.integrate_hyperparameters`` with
+its default priors.
 """
 
 from __future__ import annotations
