@@ -43,7 +43,7 @@ def integrate_hyperparameters(
     data: Any = None,
     method: Method = "auto",
     priors: Priors | None = None,
-    tolerance: float = 1e-3,
+    tolerance: float = 2e-3,
     max_evaluations: int = 1000,
     num_starts: int = 1,
     num_chains: int = 4,
@@ -72,8 +72,8 @@ def integrate_hyperparameters(
     :param method: ``"grid"`` (up to six scalars) or ``"hmc"``; ``"auto"`` chooses by their number.
     :param priors: by GPflow's path, distributions of the parameters or ``"flat"``; else the model's own,
         else weak defaults: log-normal with a deviation of 1.5 of the logarithm, for lengthscales around the
-        median distance between inputs, for the kernel's standard deviation around one, or that of Y where
-        the likelihood is a noise around f. The result says which.
+        median distance between inputs, for the kernel's standard deviation around three, or that of Y
+        where the likelihood is a noise around f. The result says which.
     :param tolerance: of a grid, on every log predictive density of the data.
     :param max_evaluations: of a grid, at most so many settings are looked at.
     :param num_starts: of the fit that finds the mode.

@@ -16,7 +16,7 @@ from .target import Node
 Array = npt.NDArray[np.float64]
 Key = tuple[int, ...]
 
-FIRST_CUTOFF = 6.0
+FIRST_CUTOFF = 5.0
 """Nats below the maximum at which a lattice ends at first."""
 
 LAST_CUTOFF = 20.0

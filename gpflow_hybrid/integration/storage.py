@@ -77,8 +77,8 @@ def load(path: Path, model: GPModel, data: Any) -> HyperparameterPosterior:
     problem = prepare(model, data, {})
     if words.pop("mark") != problem.mark:
         raise CheckpointError(
-            f"{path} is of a model with other data or other hyperparameters: build the model as it was when "
-            "it was integrated."
+            f"{path} is of a model with other data or other hyperparameters: build the model as it was "
+            "when it was integrated."
         )
     target = problem.target()
     parameters = parameter_dict(problem.model)

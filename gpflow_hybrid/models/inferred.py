@@ -66,7 +66,7 @@ class InferredModel(SiteModel):
         return report(found, self.likelihood, self._method())
 
     def restore_sites(self, values: SiteValues) -> None:
-        """Set λ to what was inferred for the present hyperparameters before, which it follows from then on."""
+        """Set λ to what was inferred before for the present hyperparameters; it follows them then."""
         self.sites.store_inferred(values, self._hyperparameter_values())
 
     def _infer(self, method: Method, tolerance: float, max_steps: int) -> InferenceResult:

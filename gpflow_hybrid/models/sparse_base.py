@@ -122,7 +122,7 @@ class SparseSiteModel(WithObjective, PredictiveModel):
         return self.sites.values
 
     def restore_sites(self, values: SiteValues) -> None:
-        """Set λ to what was inferred for the present hyperparameters before, which it follows from then on."""
+        """Set λ to what was inferred before for the present hyperparameters; it follows them then."""
         self.sites.store_inferred(values, self._hyperparameter_values())
 
     def _q(self) -> InducingPosterior:
