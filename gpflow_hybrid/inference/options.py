@@ -26,6 +26,18 @@ class NewtonOptions:
     """Rounding error, relative to the ELBO, above which the ELBO is not a number any more."""
     shrink_limit: float = 0.95
     """No step may take away more than this part of a marginal's precision, or of a positive site."""
+    near: float = 0.3
+    """Residual above which natural-gradient steps take the place of Newton's where those go too far,"""
+    slow_gain: float = 1e-3
+    """what they have to gain, in nats a datum,"""
+    first_lr: float = 0.5
+    """size ρ of the first,"""
+    lr_growth: float = 1.5
+    """by how much it grows after one that raised the ELBO,"""
+    lr_decay: float = 0.5
+    """and shrinks after one that did not,"""
+    smallest_lr: float = 0.05
+    """down to this."""
     wild_site: float = 1e3
     """Precision of a first site, in units of the prior's, at which the prior's variance is not believed."""
     step_tolerance: float = 1e-4

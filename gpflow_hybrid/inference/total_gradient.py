@@ -33,6 +33,7 @@ from ..linalg import Marginals
 from ..priors import Array, Prior
 from ..sites import SiteValues
 from . import variational
+from .bound import BoundEvaluation, assess, evaluate
 from .common import (
     CONVERGED,
     INVALID_START,
@@ -50,7 +51,7 @@ from .options import COLLAPSE
 from .own_parameters import parameter_question
 from .questions import CURVATURE, EXPECTATIONS, ROUGH_CURVATURE, Iteration, ratios
 from .reports import OWN_QUADRATURE_ERROR
-from .variational import Evaluation, assess, evaluate, newton, newton_direction, newton_system
+from .variational import newton, newton_direction, newton_system
 
 NOT_EXACT = (
     "The total gradient is not exact at these hyperparameters; its relative error is {:.1e}."
@@ -77,8 +78,8 @@ def collapse(
     near = max(tolerance, COLLAPSE.polished_from)
 
     def from_start(
-        sites: SiteValues, keeping: tuple[Evaluation, ...]
-    ) -> Iteration[tuple[Solution, Evaluation]]:
+        sites: SiteValues, keeping: tuple[BoundEvaluation, ...]
+    ) -> Iteration[tuple[Solution, BoundEvaluation]]:
         return newton(prior, sites, near, max_steps, keeping)
 
     solution, at = yield from from_warm_start(from_start, start, by_value=True)
@@ -143,7 +144,7 @@ def at_fixed_sites(alpha: float, prior: Prior, sites: SiteValues, *_: Any) -> It
     )
 
 
-def _last_step(prior: Prior, system: NewtonSystem, at: Evaluation) -> Evaluation | None:
+def _last_step(prior: Prior, system: NewtonSystem, at: BoundEvaluation) -> BoundEvaluation | None:
     """After one more Newton step, by the derivatives of the posterior; None if it is too long for that."""
     pair = newton_direction(system, at, COLLAPSE.last_step_tolerance, exact=True)
     if not np.max(np.abs(system.units * pair.rows)) <= COLLAPSE.long_step:
@@ -172,12 +173,14 @@ def _expectations_nearby(
     )
 
 
-def _bound(at: Evaluation) -> Adjoint:
+def _bound(at: BoundEvaluation) -> Adjoint:
     """The ELBO. ``E_q[log t] = λ₁m − ½λ₂(m² + v)``: the derivative in m is the residual a."""
     return Adjoint(at.elbo, at.residual.a, at.E.variance + 0.5 * at.sites.lambda_2)
 
 
-def _weights(system: NewtonSystem, at: Evaluation, ratio: RatioGradients) -> tuple[SitePair, float]:
+def _weights(
+    system: NewtonSystem, at: BoundEvaluation, ratio: RatioGradients
+) -> tuple[SitePair, float]:
     """``w = J⁻ᵀ ∂L_α/∂λ``, and the relative error of the solved system."""
     m, v = at.q.mean, at.q.variance
     # δm = Σa, δv = −(Σ∘Σ)b, δλ₁ = a + mb, δλ₂ = b; ∂log Z/∂λ = (m, −½(m² + v))
@@ -189,7 +192,7 @@ def _weights(system: NewtonSystem, at: Evaluation, ratio: RatioGradients) -> tup
 
 
 def _total_adjoint(
-    system: NewtonSystem, at: Evaluation, ratio: RatioGradients, weights: SitePair
+    system: NewtonSystem, at: BoundEvaluation, ratio: RatioGradients, weights: SitePair
 ) -> Adjoint:
     """``L_α + wᵀρ`` and its derivatives in m and v: those of the ratio, and ``wᵀ∂ρ`` with
     ``∂ρ_a = (E_mm + λ₂) ∂m + E_mv ∂v``, ``∂ρ_b = −2 (E_vm ∂m + E_vv ∂v)``."""
