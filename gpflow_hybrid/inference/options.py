@@ -27,7 +27,8 @@ class NewtonOptions:
     shrink_limit: float = 0.95
     """No step may take away more than this part of a marginal's precision, or of a positive site."""
     near: float = 0.3
-    """Residual above which natural-gradient steps take the place of Newton's where those go too far,"""
+    """Residual above which natural-gradient steps take the place of Newton's where those go too far and
+    latents are coupled: uncoupled systems are cheap, and wide priors make natural gradients slow;"""
     slow_gain: float = 1e-3
     """what they have to gain, in nats a datum,"""
     first_lr: float = 0.5
@@ -66,6 +67,8 @@ class CollapseOptions:
     """Residual from which the last step needs no new factorisation."""
     last_step_tolerance: float = 1e-3
     """Relative error of that step: what it leaves of the residual."""
+    left_residual: float = 0.1
+    """Part of the residual that it may leave, if that is above the tolerance: more is no Newton step."""
     long_step: float = 1e-5
     """In units of the posterior: a last step for which first derivatives are not enough."""
     weights_tolerance: float = 1e-8

@@ -51,7 +51,7 @@ from .options import COLLAPSE
 from .own_parameters import parameter_question
 from .questions import CURVATURE, EXPECTATIONS, ROUGH_CURVATURE, Iteration, ratios
 from .reports import OWN_QUADRATURE_ERROR
-from .variational import newton, newton_direction, newton_system
+from .variational import newton, newton_direction, newton_from, newton_system
 
 NOT_EXACT = (
     "The total gradient is not exact at these hyperparameters; its relative error is {:.1e}."
@@ -86,12 +86,12 @@ def collapse(
     if not np.isfinite(at.elbo):
         return no_collapse(solution)
     system = yield from newton_system(at, rough=alpha == 0.0, for_adjoint=True)
-    end = _last_step(prior, system, at) if solution.residual <= near else at
+    end = _last_step(prior, system, at, tolerance) if solution.residual <= near else at
     if end is None:  # not so near after all
-        again, end = yield from newton(prior, at.sites, tolerance, max_steps)
+        again, end = yield from newton_from(prior, at, tolerance, max_steps)
         solution = again._replace(
             num_steps=solution.num_steps + again.num_steps,
-            num_evaluations=solution.num_evaluations + again.num_evaluations,
+            num_evaluations=solution.num_evaluations + again.num_evaluations - 1,
         )
         at = end
         system = yield from newton_system(at, rough=alpha == 0.0, for_adjoint=True)
@@ -144,8 +144,11 @@ def at_fixed_sites(alpha: float, prior: Prior, sites: SiteValues, *_: Any) -> It
     )
 
 
-def _last_step(prior: Prior, system: NewtonSystem, at: BoundEvaluation) -> BoundEvaluation | None:
-    """After one more Newton step, by the derivatives of the posterior; None if it is too long for that."""
+def _last_step(
+    prior: Prior, system: NewtonSystem, at: BoundEvaluation, tolerance: float
+) -> BoundEvaluation | None:
+    """After one more Newton step, by the derivatives of the posterior; None if it is too long for that, or
+    was not solved for well enough to be one."""
     pair = newton_direction(system, at, COLLAPSE.last_step_tolerance, exact=True)
     if not np.max(np.abs(system.units * pair.rows)) <= COLLAPSE.long_step:
         return None
@@ -157,7 +160,8 @@ def _last_step(prior: Prior, system: NewtonSystem, at: BoundEvaluation) -> Bound
     q = Marginals(at.q.mean + dm, at.q.variance + dv, at.q.log_normaliser + d_log_normaliser)
     E = _expectations_nearby(at.E, system, dm, dv)
     end = assess(prior, moved(at.sites, step), at.posterior, q, E)
-    return end if np.isfinite(end.elbo) else None
+    shrinks = end.residual_norm <= max(tolerance, COLLAPSE.left_residual * at.residual_norm)
+    return end if shrinks else None  # infinite where the ELBO is not finite
 
 
 def _expectations_nearby(

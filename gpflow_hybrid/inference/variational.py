@@ -75,12 +75,24 @@ def newton(
     max_steps: int,
     keeping: tuple[BoundEvaluation, ...] = (),
 ) -> Iteration[tuple[Solution, BoundEvaluation]]:
-    """Damped Newton, monotone in the ELBO; what it found, and everything known there.
+    """Damped Newton from the given sites; what it found, and everything known there."""
+    at = yield from evaluate(prior, start, keeping)
+    return (yield from newton_from(prior, at, tolerance, max_steps, keeping))
+
+
+def newton_from(
+    prior: Prior,
+    at: BoundEvaluation,
+    tolerance: float,
+    max_steps: int,
+    keeping: tuple[BoundEvaluation, ...] = (),
+) -> Iteration[tuple[Solution, BoundEvaluation]]:
+    """Damped Newton, monotone in the ELBO, from evaluated sites, which count as the first evaluation.
 
     Far from the optimum a Newton step that must not be taken whole is no better than one along the natural
-    gradient, and much dearer: where the first one is met, :func:`_approach` goes on.
+    gradient, and much dearer if the likelihood couples latents: then :func:`_approach` goes on where the
+    first one is met.
     """
-    at = yield from evaluate(prior, start, keeping)
     has_started = bool(np.isfinite(at.elbo))
     residual = at.residual_norm
     mu, steps, evaluations, failures, may_approach = 0.0, 0, 1, 0, True
@@ -98,7 +110,8 @@ def newton(
             if system is None:
                 system = yield from newton_system(at, rough=True)
             step = _newton_step(system, at, mu)
-            if may_approach and residual > NEWTON.near and _goes_too_far(step, at):
+            far = may_approach and residual > NEWTON.near
+            if far and system.is_coupled and _goes_too_far(step, at):
                 may_approach, system = False, None
                 at, taken, tried = yield from _approach(prior, at, max_steps - evaluations, keeping)
                 residual, steps, evaluations = at.residual_norm, steps + taken, evaluations + tried

@@ -285,13 +285,35 @@ def test_the_last_step_needs_no_factorisation() -> None:
     at = case.run(evaluate(case.prior, near))
     assert 1e-8 < at.residual_norm < COLLAPSE.polished_from
     system = case.run(newton_system(at, rough=False, for_adjoint=True))
-    end = total_gradient._last_step(case.prior, system, at)
+    end = total_gradient._last_step(case.prior, system, at, 1e-9)
     assert end is not None
     again = case.run(evaluate(DensePrior(case.K, case.mean), end.sites))
     assert again.residual_norm < 1e-9
     for x, y in zip(end.q, again.q, strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(end.elbo, exact.value, rtol=1e-13)
+
+
+@pytest.mark.parametrize("kept", [1.0, 0.5, 0.0])
+def test_a_last_step_that_was_solved_for_badly_is_none(
+    kept: float, evaluations: list[SiteValues], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(4.0, 2.0)
+    exact, _ = case.run(newton(case.prior, case.zeros, 1e-12, 200))
+    near = SiteValues(*(x * (1.0 + 3e-7) for x in exact.sites))
+    direction = total_gradient.newton_direction
+
+    def short(*args: Any, **kwargs: Any) -> Any:
+        found = direction(*args, **kwargs)
+        return type(found)(*(kept * x for x in found))
+
+    monkeypatch.setattr(total_gradient, "newton_direction", short)
+    evaluations.clear()
+    found = case.run(total_gradient.collapse(0.0, case.prior, near, 1e-9, 200))
+    assert found.solution.residual <= 1e-9
+    assert found.solution.value == pytest.approx(exact.value, rel=1e-12)
+    # One more where Newton's method has to go on, from what is evaluated already.
+    assert len(evaluations) == found.solution.num_evaluations == (1 if kept == 1.0 else 2)
 
 
 def test_evaluations_of_a_loss_near_the_last(evaluations: list[SiteValues]) -> None:
