@@ -93,7 +93,7 @@ def _cancelled(
     # A wide prior: m = μ₀ + Kβ with β = λ₁ − λ₂m is a difference of much larger numbers.
     r, beta = lambda_1 - lambda_2 * prior.mean, lambda_1 - lambda_2 * q.mean
     in_mean = np.sum(np.abs(r)) * np.sum(np.abs(beta)) * prior.largest_variance
-    return float(NEWTON.rounding_errors * terms + 4.0 * in_mean)
+    return float(NEWTON.rounding_errors * terms + NEWTON.mean_errors * in_mean)
 
 
 def is_accepted(new: BoundEvaluation, at: BoundEvaluation) -> bool:
