@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 from gpflow.base import AnyNDArray
+from gpflow.inducing_variables import InducingVariables
+from gpflow.kernels import Kernel
 from gpflow.likelihoods import Likelihood
+from gpflow.mean_functions import MeanFunction
 from gpflow.utilities import is_variable
 
 from .errors import InvalidDataError
 from .validation import prepare_data
 
 Pair = tuple[AnyNDArray, AnyNDArray]
+
+
+class ModelParts(NamedTuple):
+    """What sums over rows are taken for."""
+
+    kernel: Kernel
+    inducing_variable: InducingVariables
+    mean_function: MeanFunction
+    likelihood: Likelihood
+    num_latent: int
 
 
 class DataRows(abc.ABC):
@@ -30,6 +43,19 @@ class DataRows(abc.ABC):
     @abc.abstractmethod
     def blocks(self, size: int) -> Iterator[Pair]:
         """At most so many rows at a time."""
+
+    def sums_elsewhere(self, parts: ModelParts, prior: Any, alpha: float) -> Any:
+        """Where sums over these rows are not taken in this process: a
+        :class:`~gpflow_hybrid.inference.row_sums.RowSums` that has them taken. None where they are.
+
+        :param prior: the :class:`~gpflow_hybrid.priors.inducing.InducingPrior` of the parts.
+        """
+        return None
+
+    def first_rows(self, number: int) -> Pair:
+        """So many, or all, as arrays."""
+        X, Y = next(iter(self.blocks(number)))
+        return X, Y
 
 
 class ArrayRows(DataRows):

@@ -68,10 +68,19 @@ class RowSums:
 
     :param rows: read again for every sum if their projections are too large to keep.
     :param alpha: the power of the objective.
+    :param most_kept: bytes of projections that are kept; ``tuning.KEPT_PROJECTIONS`` by default.
     """
 
-    def __init__(self, prior: InducingPrior, make: Maker, rows: DataRows, alpha: float) -> None:
+    def __init__(
+        self,
+        prior: InducingPrior,
+        make: Maker,
+        rows: DataRows,
+        alpha: float,
+        most_kept: int | None = None,
+    ) -> None:
         self.prior, self.make, self.rows, self.alpha = prior, make, rows, alpha
+        self.most_kept = tuning.KEPT_PROJECTIONS if most_kept is None else most_kept
         self.rows_of_block = max(256, tuning.PROJECTED_ELEMENTS // len(prior.chol[0]))
         self._kept: list[Block] | None = None
 
@@ -95,12 +104,12 @@ class RowSums:
             # With T, one for every latent, which is kept as well.
             size += X.nbytes + sum(p.A.nbytes for p in projections)
             size += mean.shape[1] * projections[0].A.nbytes
-            if size <= tuning.KEPT_PROJECTIONS:
+            if size <= self.most_kept:
                 kept.append(block)
             else:
                 kept.clear()
             yield block
-        if size <= tuning.KEPT_PROJECTIONS:
+        if size <= self.most_kept:
             self._kept = kept
 
     def expectations(
