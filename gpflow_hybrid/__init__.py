@@ -1,9 +1,11 @@
 """Conjugate-computation variational inference with EP-like learning objectives, for GPflow."""
 
-from . import datasets, errors, evidence, likelihoods, training
+from . import datasets, distributed, errors, evidence, likelihoods, training
 from .comparison import ObjectiveComparison, ObjectiveFit, compare_objectives
 from .errors import (
     CheckpointError,
+    ClusterError,
+    ClusterWarning,
     ConvergenceWarning,
     GPflowHybridError,
     InvalidDataError,
@@ -41,6 +43,8 @@ __all__ = [
     "AnnealingResult",
     "CVIModel",
     "CheckpointError",
+    "ClusterError",
+    "ClusterWarning",
     "CollapsedModel",
     "ConvergenceWarning",
     "EPModel",
@@ -69,6 +73,7 @@ __all__ = [
     "compare_evidence",
     "compare_objectives",
     "datasets",
+    "distributed",
     "errors",
     "evidence",
     "fit",

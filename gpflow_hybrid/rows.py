@@ -39,6 +39,8 @@ class DataRows(abc.ABC):
     """Of X."""
     num_outputs: int
     """Columns of Y."""
+    failure: Exception | None = None
+    """Why a sum over the rows has failed, which a graph tells in TensorFlow's words."""
 
     @abc.abstractmethod
     def blocks(self, size: int) -> Iterator[Pair]:
@@ -171,16 +173,17 @@ def are_constant(data: Any) -> bool:
 
 class Reference:
     """What q(u) was inferred from, held outside of what TensorFlow tracks and of what is saved: the data,
-    and the factors of ``K_uu`` with the ``Λ₂`` that was found."""
+    the hyperparameters, and the factors of ``K_uu`` with the ``Λ₂`` that was found."""
 
     def __init__(self) -> None:
         self.rows: DataRows | None = None
+        self.hyperparameters: Sequence[AnyNDArray] = ()
         self.factors: Sequence[AnyNDArray] = ()
         self.lambda_2: AnyNDArray = np.empty(0)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Reference:
         other = Reference()
-        other.rows, other.factors, other.lambda_2 = self.rows, self.factors, self.lambda_2
+        other.__dict__.update(vars(self))
         return other
 
     def __reduce__(self) -> tuple[type[Reference], tuple[()]]:

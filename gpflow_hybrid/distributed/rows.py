@@ -48,6 +48,8 @@ class ShardedRows(DataRows):
     of the rows: results do not depend on who has computed them.
     """
 
+    name: str
+    """In the keys of all tasks."""
     num_passes: int
     """Sums over all rows so far."""
     events: list[ClusterEvent]
@@ -57,7 +59,7 @@ class ShardedRows(DataRows):
         self.client = client
         self.num_passes, self.events = 0, []
         self.address = str(client.scheduler.address)
-        self._name = uuid.uuid4().hex[:8]
+        self.name = uuid.uuid4().hex[:8]
         self._sources = list(sources)
         self._numbers = itertools.count()
         self._began = self._looked = time.monotonic()
@@ -103,6 +105,11 @@ class ShardedRows(DataRows):
     def num_shards(self) -> int:
         """Parts that the rows are held in."""
         return len(self._sources)
+
+    @property
+    def holders(self) -> list[str | None]:
+        """The worker that every shard was given to; None where that is Dask's choice."""
+        return list(self._places)
 
     # Of the data.
 
@@ -205,7 +212,8 @@ class ShardedRows(DataRows):
         is_told = False
         while True:
             try:
-                wait(futures, timeout=10 * LOOK_SECONDS)
+                with self.client.as_current():
+                    wait(futures, timeout=10 * LOOK_SECONDS)
                 break
             except TimeoutError:
                 self._look()
@@ -216,7 +224,7 @@ class ShardedRows(DataRows):
         return found
 
     def _key(self, name: str, i: int) -> str:
-        return f"{name}-{self._name}-{next(self._numbers)}-{i}"
+        return f"{name}-{self.name}-{next(self._numbers)}-{i}"
 
     def _where(self) -> dict[str, Any]:
         """All workers, but those that were refused."""
@@ -252,11 +260,12 @@ class ShardedRows(DataRows):
         reason = getattr(error, "reason", "")
         if self.client.status == "running" and reason != "scheduler-connection-lost":
             return
-        raise ClusterError(
+        self.failure = ClusterError(
             f"The scheduler at {self.address} was lost. The model is as its last loss has left it: start "
             "a scheduler and workers, make new shards with a new client, and go on from here or from a "
             "checkpoint."
-        ) from error
+        )
+        raise self.failure from error
 
     def _look(self) -> None:
         """Ask who is there, and say who came or left."""
@@ -311,7 +320,7 @@ class ShardedRows(DataRows):
         for i, (source, place) in enumerate(zip(self._sources, places, strict=True)):
             if self._futures[i] is None or place != self._places[i]:
                 near = [] if place is None else [place]
-                name = f"shard-{self._name}-{next(self._numbers)}-{i}"
+                name = f"shard-{self.name}-{next(self._numbers)}-{i}"
                 self._futures[i] = source.place(self.client, near, name)
         self._places = places
 

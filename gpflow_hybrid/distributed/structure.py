@@ -59,12 +59,15 @@ def variables_of(parts: ModelParts) -> list[tf.Variable]:
     return list({id(v): v for module in modules for v in module.variables}.values())
 
 
-def structure_of(parts: ModelParts) -> Structure:
-    """Everything but the values; with GPflow's configuration, whose jitter is part of a kernel matrix."""
+def structure_of(parts: ModelParts, name: str) -> Structure:
+    """Everything but the values; with GPflow's configuration, whose jitter is part of a kernel matrix.
+
+    :param name: of who asks: others may ask at the same time for other values.
+    """
     buffer = io.BytesIO()
     _WithoutValues(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump((parts, gpflow.config.config()))
     pickled = buffer.getvalue()
-    return Structure(hashlib.sha1(pickled).hexdigest(), pickled)
+    return Structure(f"{name}-{hashlib.sha1(pickled).hexdigest()}", pickled)
 
 
 def values_of(parts: ModelParts) -> Values:

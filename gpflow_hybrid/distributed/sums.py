@@ -38,7 +38,7 @@ class ClusterSums(RowSums):
     ) -> None:
         self.prior, self.rows, self.alpha = prior, rows, alpha
         variables = positions(parts, prior.variables)
-        structure = structure_of(parts)
+        structure = structure_of(parts, rows.name)
         self._setting = Setting(_token(), structure, values_of(parts), alpha, variables)
         self._q: tuple[InducingPosterior | None, str] = (None, "")
 

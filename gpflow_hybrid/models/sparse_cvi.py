@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 from gpflow.models.training_mixins import ExternalDataTrainingLossMixin
 
-from ..errors import NonFiniteError
+from ..errors import ClusterError, NonFiniteError
 from ..inference.collapsing import Remarks
 from ..inference.common import INVALID_START
 from ..inference.inducing import InducingSolution, natural_gradient_steps
@@ -70,6 +70,7 @@ class SparseCVIModel(MinibatchModel, ExternalDataTrainingLossMixin):
         values = self._as_site_values(solution.q.sites)
         self.sites.store_inferred(values, self._hyperparameter_values())
         self._inferred_from.rows = sums.rows
+        self._inferred_from.hyperparameters = [v.numpy() for v in self._hyperparameters()]
         self._inferred_from.factors = sums.prior.chol
         self._inferred_from.lambda_2 = solution.q.sites.lambda_2
 
@@ -138,7 +139,11 @@ class SparseCVIModel(MinibatchModel, ExternalDataTrainingLossMixin):
         if not prior.is_valid and begun:
             return penalty, nothing
         sums = self._sums(rows, power_of(self.objective), prior)
-        found = self._collapse(sums)
+        try:
+            found = self._collapse(sums)
+        except ClusterError:
+            self._return_to_inferred()
+            raise
         if found.gradient is None:
             if not begun:
                 raise NonFiniteError(COULD_NOT_START)
@@ -146,6 +151,13 @@ class SparseCVIModel(MinibatchModel, ExternalDataTrainingLossMixin):
         remarks.make(found.solution.residual, found.remarks)
         self._settle(found.solution, sums)
         return found.value, self._gradients(prior, found.gradient, variables)
+
+    def _return_to_inferred(self) -> None:
+        """The hyperparameters that q(u) belongs to, where an optimiser has tried others in vain."""
+        values = self._inferred_from.hyperparameters
+        if values and bool(self.sites.is_inferred()):
+            for variable, value in zip(self._hyperparameters(), values, strict=True):
+                variable.assign(value)
 
     # Training losses.
 

@@ -16,6 +16,7 @@ from ..display import progress_bar
 from ..errors import InvalidDataError, InvalidPosteriorError, NonFiniteError
 from ..likelihoods.refinement import refined
 from ..models.sparse_validation import check_data_for
+from ..rows import DataRows
 from ..validation import check_count, check_positive, is_integer, prepare_data
 from . import interrupts
 from .fit_results import FitResult
@@ -24,6 +25,9 @@ from .minimisation import Minimisation
 from .starts import another_start, start_from_data
 
 Array = npt.NDArray[np.float64]
+
+ENOUGH_ROWS = 10_000
+"""Of data that need not fit in memory, to start from."""
 
 FAILURES = (NonFiniteError, InvalidPosteriorError, tf.errors.InvalidArgumentError)
 """What may go wrong at a start that others need not share."""
@@ -72,7 +76,7 @@ def fit(
         start_from_data(model, *arrays())
     if not model.trainable_variables:
         return _without_training(model, data, closure, arrays, began)
-    task = Minimisation(model, closure, max_iterations, tolerance)
+    task = Minimisation(model, closure, max_iterations, tolerance, data)
     losses: list[float] = []
     failures: list[Exception] = []
     rng = np.random.default_rng(seed)
@@ -154,18 +158,20 @@ def _training_loss(
         )
     if not needs_data:
         return model.training_loss, lambda: _as_arrays(model.data)
-    if not isinstance(data, tf.data.Dataset):
+    if not isinstance(data, (tf.data.Dataset, DataRows)):
         data = prepare_data(data, model.likelihood)
     closure = model.training_loss_closure(data)
     return closure, lambda: _rows_in_memory(data)
 
 
 def _rows_in_memory(data: Any) -> tuple[Array, Array]:
+    if isinstance(data, DataRows):
+        return data.first_rows(ENOUGH_ROWS)
     if not isinstance(data, tf.data.Dataset):
         return _as_arrays(data)
     if len(data.element_spec[0].shape) == 2:
         data = data.unbatch()
-    X, Y = zip(*data.take(10_000).as_numpy_iterator(), strict=True)  # enough to start from
+    X, Y = zip(*data.take(ENOUGH_ROWS).as_numpy_iterator(), strict=True)
     return np.stack(X), np.stack(Y)
 
 

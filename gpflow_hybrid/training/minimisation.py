@@ -12,6 +12,7 @@ import tensorflow as tf
 from gpflow.models import GPModel
 from gpflow.utilities import parameter_dict
 
+from ..rows import DataRows
 from . import interrupts
 
 Array = npt.NDArray[np.float64]
@@ -34,13 +35,19 @@ class Minimisation:
     """L-BFGS from wherever the model is, and the best that it has found."""
 
     def __init__(
-        self, model: GPModel, closure: Callable[[], Any], max_iterations: int, tolerance: float
+        self,
+        model: GPModel,
+        closure: Callable[[], Any],
+        max_iterations: int,
+        tolerance: float,
+        data: Any = None,
     ) -> None:
         self.variables = tuple(model.trainable_variables)
         self.trained = trained_parameters(model)
         self.num_iterations = self.num_evaluations = 0
         self.best: Run | None = None
         self._closure = closure
+        self._rows = data if isinstance(data, DataRows) else None
         self._optimizer = gpflow.optimizers.Scipy()
         self._max_iterations, self._tolerance = max_iterations, tolerance
 
@@ -78,13 +85,18 @@ class Minimisation:
                 self._keep(Run(np.array(at.x), float(at.fun), np.array([np.nan]), False, ""))
             interrupts.check()
 
-        result = self._optimizer.minimize(
-            self._closure,
-            self.variables,
-            callback=callback,
-            options={"maxiter": max_iterations},
-            allow_unused_variables=True,
-        )
+        try:
+            result = self._optimizer.minimize(
+                self._closure,
+                self.variables,
+                callback=callback,
+                options={"maxiter": max_iterations},
+                allow_unused_variables=True,
+            )
+        except tf.errors.OpError:
+            if self._rows is not None and self._rows.failure is not None:
+                raise self._rows.failure from None
+            raise
         self.num_iterations += int(result.nit)
         self.num_evaluations += int(result.nfev)
         message = result.message if isinstance(result.message, str) else result.message.decode()
