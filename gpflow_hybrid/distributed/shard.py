@@ -39,7 +39,8 @@ class Setting(NamedTuple):
     values: Values
     alpha: float
     variables: tuple[Any, ...]
-    """What derivatives are taken in: positions among the variables, or the shape of one that is not there."""
+    """What derivatives are taken in: positions among the variables, or the shape of one that is not one of
+    them."""
 
 
 class Question(NamedTuple):
@@ -50,6 +51,13 @@ class Question(NamedTuple):
     q_token: str
     sites: SummedSites
     arguments: tuple[Any, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Of its arrays."""
+        given = (x for argument in self.arguments if isinstance(argument, tuple) for x in argument)
+        arrays = (*self.setting.values.arrays, *self.sites, *given)
+        return sum(x.nbytes for x in arrays) + len(self.setting.structure.pickled)
 
 
 class _Model:
@@ -69,7 +77,7 @@ class _Model:
                 setting.values.assign_to(self._variables)
                 with gpflow.config.as_context(self.config):
                     self._prior = self._new_prior(setting)
-                kernel, Z, mean, likelihood, num_latent = self.parts
+                likelihood, num_latent = self.parts.likelihood, self.parts.num_latent
                 self._make = projected(likelihood, setting.alpha, num_latent)
                 self._token = setting.token
             return self._prior, self._make
@@ -160,7 +168,7 @@ class Shard:
 
 def answer(shard: Shard, question: Question, first: int) -> Any:
     """:meth:`Shard.answer` as a task."""
-    _prepare_process()
+    prepare_process()
     return shard.answer(question, first)
 
 
@@ -177,7 +185,7 @@ def rows_of_shard(shard: Shard, first: int, last: int) -> tuple[Array, Array]:
 _is_prepared = False
 
 
-def _prepare_process() -> None:
+def prepare_process() -> None:
     """A worker has as many threads as Dask has given it; a worker inside another program leaves that as
     it is."""
     global _is_prepared

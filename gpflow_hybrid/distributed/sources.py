@@ -56,7 +56,7 @@ class ChunkSource(Source):
         self.X, self.Y = X, Y
 
     def place(self, client: Any, workers: Sequence[str], name: str) -> Any:
-        from dask import delayed
+        from dask.delayed import delayed
 
         made = delayed(shard_of_blocks, pure=False)(self.X, self.Y, dask_key_name=name)
         where = {"workers": list(workers), "allow_other_workers": True} if workers else {}

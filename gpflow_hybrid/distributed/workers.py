@@ -17,15 +17,23 @@ _VERSIONS = (
 )
 
 
-def check_client(client: Any) -> None:
-    """Refuse what is no Dask client, or one that is closed or that only a coroutine can use."""
+def require_dask() -> None:
+    """Say how to get what is missing."""
     try:
-        from distributed import Client
+        import dask.array  # noqa: F401
+        import distributed  # noqa: F401
     except ImportError:
         raise ClusterError(
             "A cluster needs dask.distributed, which is not installed: pip install "
             "'gpflow-hybrid[dask]'."
         ) from None
+
+
+def check_client(client: Any) -> None:
+    """Refuse what is no Dask client, or one that is closed or that only a coroutine can use."""
+    require_dask()
+    from distributed import Client
+
     if not isinstance(client, Client):
         raise InvalidDataError(
             f"client must be a distributed.Client; found {type(client).__name__}. Pass "
@@ -45,7 +53,6 @@ def check_client(client: Any) -> None:
 def own_versions() -> dict[str, str]:
     """Those that a worker must have."""
     found: dict[str, str] = eval(_VERSIONS)
-    # Of Python and of what numbers are made with, the digits that change behaviour.
     return found
 
 
@@ -87,9 +94,7 @@ def require_equal(client: Any, workers: Sequence[str]) -> None:
         )
 
 
-def assigned(
-    previous: Sequence[str | None], threads: Mapping[str, int]
-) -> list[str | None]:
+def assigned(previous: Sequence[str | None], threads: Mapping[str, int]) -> list[str | None]:
     """A worker for every shard: the one before if it is there and has no more than its part, else the
     one with the fewest shards for each of its threads."""
     count, total = len(previous), sum(threads.values())

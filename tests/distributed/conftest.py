@@ -23,7 +23,12 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
     """Of two workers that nobody kills."""
-    options = {"processes": True, "dashboard_address": None, "host": "127.0.0.1", "silence_logs": 50}
+    options = {
+        "processes": True,
+        "dashboard_address": None,
+        "host": "127.0.0.1",
+        "silence_logs": 50,
+    }
     with (
         LocalCluster(n_workers=2, threads_per_worker=1, **options) as cluster,
         Client(cluster, set_as_default=False) as found,

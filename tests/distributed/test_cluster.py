@@ -76,7 +76,9 @@ def test_values_and_gradients_at_the_present_q(client: Client) -> None:
                 result = getattr(model, value)(data)
             found.append([result, *tape.gradient(result, model.trainable_variables)])
         assert_same(found[1], found[0])
-    powers = [model.power_ep_log_marginal(data, 0.3) for model, data in ((here, (X, Y)), (there, rows))]
+    powers = [
+        model.power_ep_log_marginal(data, 0.3) for model, data in ((here, (X, Y)), (there, rows))
+    ]
     assert_same(powers[1:], powers[:1])
     diagnoses = [
         model.diagnose_at_fixed_sites(data, (0.0, 1.0))
@@ -104,7 +106,9 @@ def test_missing_cavity_has_its_number_among_all_rows(client: Client) -> None:
 
 def chunked(X: Any, Y: Any, kind: str) -> tuple[Any, Any]:
     if kind == "unequal":
-        return da.from_array(X, chunks=((7, 50, 43), (1, 1))), da.from_array(Y, chunks=((60, 40), 1))
+        return da.from_array(X, chunks=((7, 50, 43), (1, 1))), da.from_array(
+            Y, chunks=((60, 40), 1)
+        )
     if kind == "one chunk":
         return da.from_array(X, chunks=-1), da.from_array(Y, chunks=-1)
     if kind == "X alone":
@@ -169,7 +173,9 @@ def test_fit_ends_where_one_process_does(client: Client) -> None:
     found = gh.fit(there, data=rows, start="data", progress=False)
     assert found.status == expected.status == "converged"
     assert found.loss == pytest.approx(expected.loss, rel=EXACT)
-    assert found.gain == pytest.approx(expected.gain, rel=1e-6)  # both optimisers end near the optimum
+    assert found.gain == pytest.approx(
+        expected.gain, rel=1e-6
+    )  # both optimisers end near the optimum
 
 
 def test_trainer_takes_shards(client: Client) -> None:

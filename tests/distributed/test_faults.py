@@ -1,4 +1,4 @@
-"""Workers that die in the middle of a fit, that come, and that cannot take part; a scheduler that is lost."""
+"""Workers that die in the middle of a fit, that come, that cannot take part; a scheduler that is lost."""
 
 from __future__ import annotations
 
