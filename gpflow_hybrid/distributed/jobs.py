@@ -46,7 +46,7 @@ def run_jobs(
     futures = client.map(_run, [sent] * len(jobs), pickled, key=keys, pure=False)
     try:
         with progress_bar(progress, total=len(jobs), desc=name, leave=False) as bar:
-            for _ in as_completed(futures):
+            for _ in as_completed(futures, loop=client.loop):
                 bar.update(1)
         return [cloudpickle.loads(x) for x in client.gather(futures)]
     except GPflowHybridError:

@@ -20,7 +20,7 @@ import gpflow_hybrid as gh
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def client() -> Iterator[Client]:
     """Of two workers that nobody kills."""
     options = {

@@ -39,7 +39,7 @@ def assert_same(found: Any, expected: Any, atol: float = 0.0) -> None:
         ("probit_bernoulli", "elbo"),
         ("probit_bernoulli", "ep_like"),
         ("student_t", 0.5),
-        ("multiclass", "elbo"),
+        pytest.param("multiclass", "elbo", marks=pytest.mark.slow),
         ("own_log_cosh", "ep_like"),
     ],
 )
