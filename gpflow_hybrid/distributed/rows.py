@@ -220,8 +220,9 @@ def shards(
     :param X: a Dask array ``[N, D]`` or DataFrame, in any chunks, which workers read; or an array, which is
         sent to them and kept here.
     :param Y: the same, ``[N, P]``.
-    :param num_shards: parts of the data, each held by one worker; by default one for every thread, and more
-        where one would have more than 128 MB, so that Dask can write them to disk.
+    :param num_shards: parts of the data, each held by one worker; by default one for every thread, up to
+        four of more than 8 MB, and more where one would have more than 128 MB, so that Dask can write them
+        to disk.
     :param progress: a bar of passes over the data with the objective; by default on a terminal and in a
         notebook.
     """

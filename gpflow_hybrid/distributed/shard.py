@@ -144,11 +144,14 @@ class Shard:
         if self._sums is None or self._sums[0] != setting.token:
             self._sums = None  # its projections leave before others come
             rows = self._checked(model, setting, first)
-            with _models_lock:
-                share = tuning.KEPT_PROJECTIONS // max(1, len(_shards))
             prior, make = model.at(setting)
-            self._sums = (setting.token, RowSums(prior, make, rows, setting.alpha, share))
+            self._sums = (setting.token, RowSums(prior, make, rows, setting.alpha, _room()))
         return self._sums[1]
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of projections."""
+        return 0 if self._sums is None else self._sums[1].kept_bytes
 
     def _checked(self, model: _Model, setting: Setting, first: int) -> ArrayRows:
         """The rows as their likelihood takes them, looked at once for every model."""
@@ -164,6 +167,15 @@ class Shard:
             arrays = as_computed(*(tf.convert_to_tensor(x).numpy() for x in data))
             self._rows = (setting.structure.token, ArrayRows(*arrays))
         return self._rows[1]
+
+
+def _room() -> int:
+    """Bytes of projections that a shard may keep: what those of this process before it have left, but at
+    least its part."""
+    with _models_lock:
+        present = list(_shards)
+    left = tuning.KEPT_PROJECTIONS - sum(x.kept_bytes for x in present)
+    return max(left, tuning.KEPT_PROJECTIONS // max(1, len(present)))
 
 
 def answer(shard: Shard, question: Question, first: int) -> Any:

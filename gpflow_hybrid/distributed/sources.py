@@ -15,7 +15,13 @@ from ..priors.protocol import Array
 from .shard import Shard
 
 SHARD_BYTES = 2**27
-"""Rows that take more are divided into more shards than there are threads, which Dask can write to disk."""
+"""Rows that take more are divided into more shards, which Dask can write to disk."""
+
+SMALL_SHARD_BYTES = 2**23
+"""Rows that take more are divided too, of which a worker may keep the projections of some,"""
+
+SHARDS_PER_THREAD = 4
+"""but into no more than so many for this reason: each is a task of every sum."""
 
 UNEVEN = 1.25
 """Part by which the largest shard may exceed the mean before known chunks are cut anew."""
@@ -90,7 +96,8 @@ def _is_dask(value: Any) -> bool:
 
 
 def _count(num_bytes: float, num_threads: int, num_shards: int | None, num_rows: float) -> int:
-    count = num_shards or max(num_threads, math.ceil(num_bytes / SHARD_BYTES))
+    small = min(math.ceil(num_bytes / SMALL_SHARD_BYTES), SHARDS_PER_THREAD * num_threads)
+    count = num_shards or max(num_threads, math.ceil(num_bytes / SHARD_BYTES), small)
     return int(max(1, min(count, num_rows)))
 
 

@@ -81,6 +81,7 @@ class RowSums:
     ) -> None:
         self.prior, self.make, self.rows, self.alpha = prior, make, rows, alpha
         self.most_kept = tuning.KEPT_PROJECTIONS if most_kept is None else most_kept
+        self.kept_bytes = 0
         self.rows_of_block = max(256, tuning.PROJECTED_ELEMENTS // len(prior.chol[0]))
         self._kept: list[Block] | None = None
 
@@ -110,7 +111,7 @@ class RowSums:
                 kept.clear()
             yield block
         if size <= self.most_kept:
-            self._kept = kept
+            self._kept, self.kept_bytes = kept, size
 
     def expectations(
         self, q: InducingPosterior, largest_variance: float = np.inf
