@@ -11,7 +11,7 @@ import cloudpickle
 from ..display import progress_bar
 from ..errors import ClusterError, GPflowHybridError
 from .shard import prepare_process
-from .workers import check_client, require_equal
+from .workers import check_client, require_workers
 
 
 def run_jobs(
@@ -33,12 +33,8 @@ def run_jobs(
     from distributed import CancelledError, KilledWorker, as_completed
 
     check_client(client)
-    address, workers = str(client.scheduler.address), list(client.nthreads())
-    if not workers:
-        raise ClusterError(
-            f"The scheduler at {address} has no workers. Start some: dask worker {address}."
-        )
-    require_equal(client, workers)
+    require_workers(client)
+    address = str(client.scheduler.address)
     run = uuid.uuid4().hex[:8]
     sent = client.submit(bytes, cloudpickle.dumps((function, common)), key=f"{name}-{run}-common")
     pickled = [cloudpickle.dumps(job) for job in jobs]
@@ -48,7 +44,7 @@ def run_jobs(
         with progress_bar(progress, total=len(jobs), desc=name, leave=False) as bar:
             for _ in as_completed(futures, loop=client.loop):
                 bar.update(1)
-        return [cloudpickle.loads(x) for x in client.gather(futures)]
+        return [cloudpickle.loads(future.result()) for future in futures]
     except GPflowHybridError:
         raise
     except (CancelledError, KilledWorker, OSError) as error:

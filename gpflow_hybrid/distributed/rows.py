@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from ..display import progress_bar
-from ..errors import ClusterError, InvalidDataError
+from ..errors import InvalidDataError
 from ..rows import DataRows, ModelParts, Pair
 from . import shard as tasks
 from .holding import ClusterEvent, Holding
 from .sources import Source, sources_of
-from .workers import check_client, require_equal
+from .workers import check_client, require_workers
 
 FAN_IN = 8
 """Answers that are added up at a time: on workers where there are more, else here."""
@@ -229,12 +229,6 @@ def shards(
     check_client(client)
     if num_shards is not None and (not isinstance(num_shards, int) or num_shards < 1):
         raise InvalidDataError(f"num_shards must be a positive integer; found {num_shards!r}.")
-    threads = client.nthreads()
-    if not threads:
-        raise ClusterError(
-            f"The scheduler at {client.scheduler.address} has no workers. Start some, dask worker "
-            f"{client.scheduler.address}, or client.wait_for_workers(1)."
-        )
-    require_equal(client, list(threads))
+    threads = require_workers(client)
     sources = sources_of(X, Y, sum(threads.values()), num_shards)
     return ShardedRows(client, sources, progress)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
+import operator
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import ClusterError, InvalidDataError
 
 PACKAGES = ("gpflow_hybrid", "gpflow", "tensorflow", "numpy")
-
-# Evaluated on a worker, which need not have the package: only what Python brings.
-_VERSIONS = (
-    "{'python': '.'.join(map(str, __import__('sys').version_info[:2])), "
-    f"**{{name: __import__(name).__version__ for name in {PACKAGES!r}}}}}"
-)
 
 
 def require_dask() -> None:
@@ -50,48 +47,70 @@ def check_client(client: Any) -> None:
         )
 
 
-def own_versions() -> dict[str, str]:
-    """Those that a worker must have."""
-    found: dict[str, str] = eval(_VERSIONS)
+def _version(of: str) -> Callable[[], str]:
+    """Asks for a version, by what Python and Dask bring: a worker need not have the package."""
+    if of == "python":
+        return platform.python_version
+    from toolz import compose
+
+    return compose(
+        operator.attrgetter("__version__"), functools.partial(importlib.import_module, of)
+    )
+
+
+def versions_on(client: Any, workers: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What each of some workers has, or the exception that it raised; packages are imported there."""
+    found: dict[str, dict[str, Any]] = {address: {} for address in workers}
+    for name in ("python", *PACKAGES):
+        answers = client.run(_version(name), workers=list(workers), on_error="return", wait=True)
+        for address, answer in answers.items():
+            found[address][name] = answer
     return found
 
 
-def refused(versions: Mapping[str, Any]) -> dict[str, str]:
-    """Why a worker cannot take part, by its address.
+def refused(versions: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Why workers cannot take part, by their addresses.
 
-    :param versions: what workers have, or the exception that asking them raised.
+    :param versions: what they have.
     """
-    own, reasons = own_versions(), {}
+    reasons = {}
     for address, found in versions.items():
-        if isinstance(found, BaseException):
-            reasons[address] = f"{type(found).__name__}: {found}"
-        elif found != own:
-            names = [name for name in own if found.get(name) != own[name]]
-            reasons[address] = ", ".join(
-                f"{name} {found.get(name)} where this process has {own[name]}" for name in names
-            )
+        for name in ("python", *PACKAGES):
+            theirs, ours = found.get(name), _version(name)()
+            if isinstance(theirs, BaseException):
+                reasons[address] = f"{type(theirs).__name__}: {theirs}"
+                break
+            if _significant(name, theirs) != _significant(name, ours):
+                reasons[address] = f"{name} {theirs} where this process has {ours}"
+                break
     return reasons
 
 
-def versions_on(client: Any, workers: Sequence[str]) -> dict[str, Any]:
-    """What each of some workers has, or the exception that it raised; the package is imported there."""
-    found: dict[str, Any] = client.run(
-        eval, _VERSIONS, workers=list(workers), on_error="return", wait=True
-    )
-    return found
+def _significant(name: str, version: str | None) -> str | None:
+    """Of Python the first two numbers."""
+    is_python = name == "python" and version is not None
+    return ".".join(str(version).split(".")[:2]) if is_python else version
 
 
-def require_equal(client: Any, workers: Sequence[str]) -> None:
-    """Refuse a cluster with a worker that would compute something else, or nothing."""
-    reasons = refused(versions_on(client, workers))
+def require_workers(client: Any) -> dict[str, int]:
+    """The threads of all workers; refuses a cluster without any, or with one that would compute something
+    else, or nothing."""
+    threads: dict[str, int] = dict(client.nthreads())
+    if not threads:
+        raise ClusterError(
+            f"The scheduler at {client.scheduler.address} has no workers. Start some, dask worker "
+            f"{client.scheduler.address}, or client.wait_for_workers(1)."
+        )
+    reasons = refused(versions_on(client, list(threads)))
     if reasons:
         address, reason = next(iter(reasons.items()))
         more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
         raise ClusterError(
             f"The worker {address}{more} cannot compute with this process: {reason}. Install the same "
             f"versions there (Python {platform.python_version()}; pip install gpflow-hybrid=="
-            f"{own_versions()['gpflow_hybrid']}), and start the worker again."
+            f"{_version('gpflow_hybrid')()}), and start the worker again."
         )
+    return threads
 
 
 def assigned(previous: Sequence[str | None], threads: Mapping[str, int]) -> list[str | None]:

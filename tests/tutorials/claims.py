@@ -210,3 +210,20 @@ def more_data(run: Run) -> None:
     assert gaps[0] > gaps[1] > 0.0
     assert run["softmax"].q_mu.shape[1] == run["num_classes"]
     assert np.isfinite(run["softmax_result"].fun)
+
+
+def a_million_rows(run: Run) -> None:
+    same_elbo(run)
+    rows, model = run["rows"], run["model"]
+    assert rows.num_rows == run["num_rows"]
+    assert rows.num_passes > 0
+    assert rows.events == []
+    assert run["result"].status == "converged"
+    # Of all rows the objective is higher than at the hyperparameters of a part, and so it predicts.
+    assert -run["result"].loss > run["value_of_part"] - 1e-6
+    assert run["log_density"] > -0.5
+    X, Y = (x.compute() for x in run["test"])
+    np.testing.assert_allclose(
+        np.mean(model.predict_log_density((X, Y))), run["log_density"], rtol=1e-9
+    )
+    assert abs(run["here"] - run["there"]) < 1e-9 * abs(run["here"])

@@ -19,7 +19,8 @@ from tests.tutorials import claims
 FOLDER = Path(__file__).parents[2] / "examples" / "tutorials"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "tutorial_tools")
 
-CLASSES = {"more_data": ("SVGP", "SparseCVIModel")}
+SPARSE = ("SVGP", "SparseCVIModel")
+CLASSES = {"more_data": SPARSE, "a_million_rows": SPARSE}
 """GPflow's class and ours, where they are not the dense ones."""
 
 
