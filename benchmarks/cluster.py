@@ -48,7 +48,7 @@ def cluster(num_workers: int, memory: str = "3GB") -> Iterator[Any]:
             n_workers=num_workers,
             threads_per_worker=1,
             processes=True,
-            dashboard_address=None,
+            dashboard_address="127.0.0.1:0",
             host="127.0.0.1",
             memory_limit=memory,
         ) as found,

@@ -41,7 +41,7 @@ client = Client(
     n_workers=2,
     threads_per_worker=1,
     processes=shortened(True, False),
-    dashboard_address=None,
+    dashboard_address="127.0.0.1:0",
 )
 
 # %% [markdown]
@@ -71,7 +71,7 @@ def generated(num_rows, seed):
 
 X, Y = generated(num_rows, seed=0)
 rows = gh.distributed.shards(client, X, Y, progress=False)
-rows
+print(rows)
 
 # %% [markdown]
 # ## Start with a part

@@ -25,7 +25,7 @@ def client() -> Iterator[Client]:
     """Of two workers that nobody kills."""
     options = {
         "processes": True,
-        "dashboard_address": None,
+        "dashboard_address": "127.0.0.1:0",
         "host": "127.0.0.1",
         "silence_logs": 50,
     }
@@ -47,7 +47,7 @@ class Processes:
         self.client = Client(scheduler_file=str(self._file), set_as_default=False, timeout="60s")
 
     def _start(self, kind: str, *options: Any, path: Any = ROOT) -> subprocess.Popen[bytes]:
-        more = ("--host", "127.0.0.1", "--no-dashboard")
+        more = ("--host", "127.0.0.1", "--dashboard-address", "127.0.0.1:0")
         command = [sys.executable, "-m", f"distributed.cli.dask_{kind}", *more, *map(str, options)]
         environment = {**os.environ, "PYTHONPATH": str(path), "OMP_NUM_THREADS": "1"}
         log = (self.folder / f"{kind}-{len(self._all)}.log").open("wb")
