@@ -43,7 +43,9 @@ class Processes:
         self.folder = folder
         self._all: list[subprocess.Popen[bytes]] = []
         self._file = folder / "scheduler.json"
-        self.scheduler = self._start("scheduler", "--port", "0", "--scheduler-file", self._file)
+        self.scheduler = self._start(
+            "scheduler", "--port", 0, "--scheduler-file", self._file, "--idle-timeout", "600s"
+        )
         self.client = Client(scheduler_file=str(self._file), set_as_default=False, timeout="60s")
 
     def _start(self, kind: str, *options: Any, path: Any = ROOT) -> subprocess.Popen[bytes]:
@@ -65,6 +67,7 @@ class Processes:
         """
         count = len(self.client.nthreads())
         options = ("--scheduler-file", self._file, "--no-nanny", "--nthreads", 1)
+        options += ("--death-timeout", "60")  # where the test was killed
         self._start("worker", *options, path=path)
         self.client.wait_for_workers(count + 1, timeout=60)
 

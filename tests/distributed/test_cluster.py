@@ -104,6 +104,19 @@ def test_missing_cavity_has_its_number_among_all_rows(client: Client) -> None:
     assert messages[0] == messages[1]
 
 
+class Table:
+    """What of a Dask DataFrame is used: its array, whose chunks have unknown lengths."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __dask_graph__(self) -> Any:
+        return self.array.__dask_graph__()
+
+    def to_dask_array(self) -> Any:
+        return self.array
+
+
 def chunked(X: Any, Y: Any, kind: str) -> tuple[Any, Any]:
     if kind == "unequal":
         return da.from_array(X, chunks=((7, 50, 43), (1, 1))), da.from_array(
@@ -113,6 +126,8 @@ def chunked(X: Any, Y: Any, kind: str) -> tuple[Any, Any]:
         return da.from_array(X, chunks=-1), da.from_array(Y, chunks=-1)
     if kind == "X alone":
         return da.from_array(X, chunks=(30, 2)), Y
+    if kind == "table":
+        return tuple(map(Table, chunked(X, Y, "unknown lengths")))
     if kind == "unknown lengths":
         both = da.from_array(np.hstack([X, Y]), chunks=(30, 3))
         both = both[both[:, 0] > -np.inf]
@@ -124,7 +139,9 @@ def chunked(X: Any, Y: Any, kind: str) -> tuple[Any, Any]:
     return table[["a", "b"]], table[["y"]]
 
 
-@pytest.mark.parametrize("kind", ["unequal", "one chunk", "X alone", "unknown lengths", "frame"])
+@pytest.mark.parametrize(
+    "kind", ["unequal", "one chunk", "X alone", "unknown lengths", "table", "frame"]
+)
 def test_data_come_in_any_chunks(client: Client, kind: str) -> None:
     X, Y, make = problem(100)
     rows = gh.distributed.shards(client, *chunked(X, Y, kind))
