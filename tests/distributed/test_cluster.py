@@ -181,7 +181,8 @@ def test_structure_travels_once(client: Client) -> None:
     assert len(known() - before) == 1
 
 
-def test_fit_ends_where_one_process_does(client: Client) -> None:
+def test_fit_ends_where_one_process_does(client: Client, monkeypatch: Any) -> None:
+    monkeypatch.setattr("gpflow_hybrid.training.fitting.ENOUGH_ROWS", 60)
     X, Y, make = problem(120)
     rows, here, there = gh.distributed.shards(client, X, Y), make(), make()
     for model in (here, there):
