@@ -111,12 +111,17 @@ def test_two_of_three_killed_and_another_comes(processes: Processes, kind: str) 
 @pytest.mark.slow
 def test_scheduler_lost_and_the_fit_resumed(processes: Processes, tmp_path: Path) -> None:
     processes.add_worker()
-    X, Y, make = problem(120)
-    whole = make()
-    expected = gh.fit(whole, data=(X, Y), progress=False)
+    X, Y, make_all = problem(120)
+
+    def make() -> gh.SparseCVIModel:
+        model = make_all()
+        gpflow.set_trainable(model.inducing_variable, False)  # with them there are several optima
+        return model
+
+    expected = gh.fit(make(), data=(X, Y), progress=False)
     model = make()
     rows = gh.distributed.shards(processes.client, X, Y)
-    at_pass(rows, {60: processes.scheduler.kill})
+    at_pass(rows, {40: processes.scheduler.kill})
     address = processes.client.scheduler.address
     with pytest.raises(gh.ClusterError, match=f"The scheduler at {address} was lost"):
         gh.fit(model, data=rows, progress=False)
@@ -128,18 +133,16 @@ def test_scheduler_lost_and_the_fit_resumed(processes: Processes, tmp_path: Path
     copy.infer((X, Y))
     np.testing.assert_allclose(model.predict_y(X[:9])[0], copy.predict_y(X[:9])[0], atol=1e-6)
     path = tf.train.Checkpoint(model=model).write(str(tmp_path / "checkpoint"))
-    other = Processes(tmp_path / "other") if (tmp_path / "other").mkdir() is None else None
-    assert other is not None
+    (tmp_path / "other").mkdir()
+    other, fresh = Processes(tmp_path / "other"), make()
     try:
         other.add_worker()
-        fresh = make()
         tf.train.Checkpoint(model=fresh).read(path).assert_consumed()
         found = gh.fit(fresh, data=gh.distributed.shards(other.client, X, Y), progress=False)
     finally:
         other.close()
-    # Another way to the same optimum.
-    assert found.status == expected.status
-    assert found.loss == pytest.approx(expected.loss, abs=1e-4)
+    assert found.status == expected.status == "converged"
+    assert found.loss == pytest.approx(expected.loss, abs=1e-4)  # another way to the same optimum
 
 
 def package(folder: Path, text: str) -> Path:
