@@ -52,7 +52,7 @@ client = Client(
 # inputs, and a label that depends on three of them.
 
 # %%
-num_rows, chunk = shortened(1_000_000, 2_000), shortened(50_000, 600)
+num_rows, chunk = shortened(1_000_000, 1_000), shortened(50_000, 300)
 
 
 def generated(num_rows, seed):
@@ -80,13 +80,14 @@ print(rows)
 # nothing. The inducing points come from them too.
 
 # %%
-part = rows.first_rows(shortened(20_000, 400))
-Z = gh.inducing_points(part[0], shortened(50, 10))
+part = rows.first_rows(shortened(20_000, 200))
+Z = gh.inducing_points(part[0], shortened(50, 6))
 model = gh.SparseCVIModel(
     gpflow.kernels.Matern52(lengthscales=np.full(8, 3.0)), gh.likelihoods.ProbitBernoulli(), Z
 )
 gpflow.set_trainable(model.inducing_variable, False)
-print(gh.fit(model, data=part, start="data", progress=False))
+limit = shortened(1000, 15)
+print(gh.fit(model, data=part, start="data", max_iterations=limit, progress=False))
 
 # %% [markdown]
 # ## Then all of it
@@ -96,7 +97,9 @@ print(gh.fit(model, data=part, start="data", progress=False))
 
 # %%
 value_of_part = -float(model.training_loss(rows))
-result = gh.fit(model, data=rows, tolerance=1.0, progress=False)
+result = gh.fit(
+    model, data=rows, tolerance=1.0, max_iterations=shortened(1000, 6), progress=False
+)
 print(result)
 print(f"{rows.num_passes} passes over {rows.num_rows:,} rows")
 
@@ -115,7 +118,7 @@ print(here, there)
 # model that travels once.
 
 # %%
-test = generated(shortened(100_000, 600), seed=1)
+test = generated(shortened(100_000, 500), seed=1)
 mean, _ = gh.distributed.predict_y(model, test[0])
 log_density = float(client.compute(gh.distributed.predict_log_density(model, test).mean()).result())
 print(mean, f"\ntest log density {log_density:.4f}")

@@ -26,7 +26,7 @@ def test_generated_rows_are_the_same_every_time() -> None:
     assert X.chunks == ((100, 100, 50), (8,))
     assert Y.shape == (250, 1)
     np.testing.assert_array_equal(X.compute(), cluster.generated(250, 100)[0].compute())
-    assert set(np.unique(Y)) == {0.0, 1.0}
+    assert set(np.unique(Y.compute())) == {0.0, 1.0}
     assert not np.array_equal(X[:100].compute(), X[100:200].compute())
 
 

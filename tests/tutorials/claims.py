@@ -218,9 +218,9 @@ def a_million_rows(run: Run) -> None:
     assert rows.num_rows == run["num_rows"]
     assert rows.num_passes > 0
     assert rows.events == []
-    assert run["result"].status == "converged"
-    # Of all rows the objective is higher than at the hyperparameters of a part, and so it predicts.
-    assert -run["result"].loss > run["value_of_part"] - 1e-6
+    assert run["result"].status in ("converged", "max_iterations")  # few in the short run
+    # Of all rows the objective is higher than at the hyperparameters of a part.
+    assert -run["result"].loss > run["value_of_part"]
     assert run["log_density"] > -0.5
     X, Y = (x.compute() for x in run["test"])
     np.testing.assert_allclose(
