@@ -1,9 +1,11 @@
 """Conjugate-computation variational inference with EP-like learning objectives, for GPflow."""
 
-from . import datasets, errors, evidence, likelihoods, training
+from . import datasets, distributed, errors, evidence, likelihoods, training
 from .comparison import ObjectiveComparison, ObjectiveFit, compare_objectives
 from .errors import (
     CheckpointError,
+    ClusterError,
+    ClusterWarning,
     ConvergenceWarning,
     GPflowHybridError,
     InvalidDataError,
@@ -49,6 +51,8 @@ __all__ = [
     "CVIModel",
     "ChainReport",
     "CheckpointError",
+    "ClusterError",
+    "ClusterWarning",
     "CollapsedModel",
     "ConvergenceWarning",
     "EPModel",
@@ -80,6 +84,7 @@ __all__ = [
     "compare_evidence",
     "compare_objectives",
     "datasets",
+    "distributed",
     "errors",
     "evidence",
     "fit",
