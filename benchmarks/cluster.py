@@ -270,7 +270,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--sizes", nargs="+", type=int, default=[50_000, 200_000])
     parser.add_argument("--inducing", type=int, default=200)
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--iterations", type=int, default=30, help="of L-BFGS, of the fit")
+    parser.add_argument("--iterations", type=int, default=20, help="of L-BFGS, of the fit")
     parser.add_argument("--tolerance", type=float, default=1.0, help="of the fit's gradient, nats")
     parser.add_argument("--part-rows", type=int, default=20_000, help="that a fit starts from")
     a = parser.parse_args(arguments)
