@@ -16,6 +16,7 @@ from .datasets import folds
 from .display import ShownAsText, values_in_short
 from .errors import InvalidDataError, InvalidPosteriorError
 from .evidence.results import FloatArray, standard_error
+from .integration import HyperparameterPosterior, integrate_hyperparameters
 from .models import CVIModel, SparseCVIModel
 from .models.sparse_validation import check_data_for
 from .objectives import Objective, power_of
@@ -49,6 +50,10 @@ class ObjectiveFit:
     """Evaluations of the training loss for the fit to all data."""
     seconds: float
     """Wall time of the fit to all data, tracing included."""
+    integrated: HyperparameterPosterior | None = None
+    """The posterior over hyperparameters given all the data, if it was asked for."""
+    integrated_log_densities: FloatArray | None = None
+    """As :attr:`log_densities`, with hyperparameters integrated out in every fold."""
 
     @property
     def log_density(self) -> float:
@@ -91,7 +96,9 @@ class ObjectiveComparison(ShownAsText):
                 lines.append(f"{text}: within the noise, these data do not tell them apart.")
             else:
                 lines.append(f"{text}: {_name(best)} predicts better on these data.")
-        return "\n".join(lines)
+        return "\n".join(
+            [*lines, *(_integration_verdict(fit) for fit in self.fits if fit.integrated)]
+        )
 
     def __str__(self) -> str:
         columns = []
@@ -104,6 +111,13 @@ class ObjectiveComparison(ShownAsText):
                 "EP-like value": f"{fit.ep_like:.4f}",
                 f"{self.num_folds}-fold log predictive density": density,
             }
+            if fit.integrated is not None:
+                each = fit.integrated_log_densities
+                assert each is not None
+                column["with integrated hyperparameters"] = (
+                    f"{np.mean(each):.4f} ± {standard_error(each):.4f}"
+                )
+                column["log evidence of the model class"] = f"{fit.integrated.log_evidence:.4f}"
             if isinstance(fit.model, CVIModel):
                 column["leave-one-out (optimistic)"] = f"{fit.leave_one_out:.4f}"
             column |= {
@@ -128,6 +142,7 @@ def compare_objectives(
     num_folds: int = 5,
     seed: int = 42,
     max_iterations: int = 1000,
+    integrate: bool = False,
 ) -> ObjectiveComparison:
     """Fit with each objective and report, side by side, what came out and how it predicts.
 
@@ -143,6 +158,8 @@ def compare_objectives(
     :param num_folds: folds of the cross-validation.
     :param seed: of the shuffle behind the folds.
     :param max_iterations: of L-BFGS, for every fit.
+    :param integrate: also integrate the hyperparameters out (:func:`integrate_hyperparameters`), in every
+        fold and for all the data, and say whether that predicts better than the optimum.
     """
     for objective in objectives:
         power_of(objective)
@@ -156,11 +173,14 @@ def compare_objectives(
     splits = list(folds(len(X), num_folds, seed))
     fits = []
     for objective in objectives:
-        densities = np.empty(len(X))
+        densities, integrated_densities = np.empty(len(X)), np.empty(len(X))
         for train, test in splits:
             part = _copy(model, X[train], Y[train], objective)
             _fit(part, (X[train], Y[train]), max_iterations)
             densities[test] = part.predict_log_density((X[test], Y[test]))
+            if integrate:
+                over = _integrate(part, (X[train], Y[train]))
+                integrated_densities[test] = over.predict_log_density((X[test], Y[test]))
         start = time.perf_counter()
         fitted = _copy(model, X, Y, objective)
         num_evaluations = _fit(fitted, (X, Y), max_iterations)
@@ -180,6 +200,8 @@ def compare_objectives(
                 leave_one_out=_or_nan(fitted.loo_log_predictive_density) if is_dense else np.nan,
                 num_evaluations=num_evaluations,
                 seconds=seconds,
+                integrated=_integrate(fitted, (X, Y)) if integrate else None,
+                integrated_log_densities=integrated_densities if integrate else None,
             )
         )
     return ObjectiveComparison(tuple(fits), num_folds)
@@ -209,6 +231,27 @@ def _fit(model: Any, data: tuple[Any, Any], max_iterations: int) -> int:
     given = data if isinstance(model, SparseCVIModel) else None
     result = fitting.fit(model, data=given, max_iterations=max_iterations, progress=False)
     return result.num_evaluations
+
+
+def _integrate(model: Any, data: tuple[Any, Any]) -> HyperparameterPosterior:
+    given = data if isinstance(model, SparseCVIModel) else None
+    return integrate_hyperparameters(model, data=given, progress=False)
+
+
+def _integration_verdict(fit: ObjectiveFit) -> str:
+    """Whether to integrate, datum by datum."""
+    assert fit.integrated_log_densities is not None
+    difference = fit.integrated_log_densities - fit.log_densities
+    mean, error = np.mean(difference), standard_error(difference)
+    text = (
+        f"Hyperparameters of {_name(fit)} integrated over optimised: {mean:+.4f} ± {error:.4f} nats per "
+        "held-out datum"
+    )
+    if abs(mean) < NOISE_THRESHOLD * error or mean == 0.0:
+        return f"{text}: within the noise."
+    return (
+        f"{text}: integrate them." if mean > 0.0 else f"{text}: the optimum predicts better here."
+    )
 
 
 def _or_nan(value: Callable[..., Any], *given: Any) -> float:

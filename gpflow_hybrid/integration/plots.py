@@ -94,7 +94,8 @@ def _joint(
 ) -> None:
     at = [np.log(c) if log else c for c, log in zip(draws.T, is_log, strict=True)]
     limits = [np.interp([0.002, 0.998], *_distribution(c, result.draws.weights)) for c in at]
-    heights, *edges = np.histogram2d(*at, 40, limits, weights=result.draws.weights)
+    bins: dict[str, Any] = {"bins": 40, "range": limits, "weights": result.draws.weights}
+    heights, *edges = np.histogram2d(at[0], at[1], **bins)
     shown = [np.exp(e) if log else e for e, log in zip(edges, is_log, strict=True)]
     axis.pcolormesh(*shown, heights.T, cmap="Blues", rasterized=True)
     size = 60.0 * np.sqrt(result.weights / result.weights.max())
