@@ -77,7 +77,6 @@ def _marginal(axis: Any, values: Array, weights: Array, is_log: bool) -> None:
     axis.set(xscale="log" if is_log else "linear", yticks=[], ylim=(0.0, None))
     if is_log:
         axis.xaxis.set_minor_formatter("")
-    axis.set_title("density in the logarithm" if is_log else "density", fontsize="small")
 
 
 def _distribution(values: Array, weights: Array) -> tuple[Array, Array]:

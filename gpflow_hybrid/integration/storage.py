@@ -67,7 +67,7 @@ def load(path: Path, model: GPModel, data: Any) -> HyperparameterPosterior:
             arrays = {name: file[name] for name in file.files}
         words = json.loads(str(arrays.pop("words")))
         if words.pop("format") != FORMAT:
-            raise ValueError("another format")
+            raise ValueError
     except FileNotFoundError:
         raise CheckpointError(f"There is no file {path}.") from None
     except (ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile) as error:

@@ -13,7 +13,7 @@ from tests.integration.cases import classifier
 
 @pytest.mark.slow
 def test_against_annealed_importance_sampling_over_f_and_hyperparameters() -> None:
-    """``∫ p(y|θ) p(θ) dθ`` with ``p(y|θ)`` by AIS and θ from a wide Student-t: unbiased for the evidence."""
+    """``∫ p(y|θ) p(θ) dθ`` with ``p(y|θ)`` by AIS and θ from a wide Student-t: unbiased for it."""
     model = classifier()
     found = gh.integrate_hyperparameters(model)
     x = found.draws.x
