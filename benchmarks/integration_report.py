@@ -16,9 +16,17 @@ MANY = 3
 
 INTRODUCTION = """# Hyperparameters: optimised, integrated
 
-`python -m benchmarks.integration run` and `report`. Mean test log density, in nats per datum. *Optimised*: `gh.fit(model, start="data")`, no priors. *Mode*: the setting with the highest posterior density
-under the default priors. *Integrated*: `gh.integrate_hyperparameters(model)`. The difference, integrated less optimised, is paired over training sets, with its standard error over them; it *helps* or *hurts* where it is more than two
-standard errors from zero. Training sets of one data set share rows, so that the errors are too small if anything. *Cost*: seconds of the whole integration, its own fit and tracing included, over those of one fit; and evaluations of the training loss likewise; medians, with the largest.
+`python -m benchmarks.integration run` and `report`. Mean test log density, in nats per datum.
+
+- *Optimised*: `gh.fit(model, start="data")`, no priors.
+- *Mode*: the setting with the highest posterior density under the default priors.
+- *Integrated*: `gh.integrate_hyperparameters(model)`.
+- The *difference*, integrated less optimised, is paired over training sets, with its standard error over
+  them; it *helps* or *hurts* where it is more than two standard errors from zero. Training sets of one data
+  set share rows, so that the errors are too small if anything.
+- *Cost*: seconds of the whole integration, its own fit and tracing included, over those of one fit, and
+  evaluations of the training loss likewise; medians, with the largest. Seconds are those of a machine with
+  other work on it, and single ones are far off.
 """
 
 
@@ -89,8 +97,8 @@ def _summary(records: list[Record]) -> str:
     better = np.mean(np.array(found) > 0.0) if found else np.nan
     counts = ", ".join(f"{words} in {count}" for words, count in verdicts.most_common())
     return (
-        f"## In all\n\nOf {len(groups)} rows integration {counts}. Of {len(records)} single training sets and "
-        f"objectives it was better in {100.0 * better:.0f} %; mean difference {np.mean(found):+.4f}. "
+        f"## In all\n\nOf {len(groups)} rows integration {counts}. Of {len(records)} single training sets "
+        f"and objectives it was better in {100.0 * better:.0f} %; mean difference {np.mean(found):+.4f}. "
         f"{failed} integrations did not converge within their evaluations.\n"
     )
 

@@ -39,7 +39,7 @@ def plot(result: HyperparameterPosterior) -> Any:
                 _marginal(axis, draws[:, i], result.draws.weights, is_log[i])
                 axis.set_xlabel(names[i])
             else:
-                axis.axis("off")
+                axis.remove()
         return figure
     figure, axes = plt.subplots(
         d, d, figsize=(1 + 2.9 * d, 0.6 + 2.6 * d), squeeze=False, constrained_layout=True
@@ -48,7 +48,7 @@ def plot(result: HyperparameterPosterior) -> Any:
         for j in range(d):
             axis = axes[i][j]
             if j > i:
-                axis.axis("off")
+                axis.remove()
                 continue
             if i == j:
                 _marginal(axis, draws[:, i], result.draws.weights, is_log[i])
