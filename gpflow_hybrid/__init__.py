@@ -1,7 +1,7 @@
 """Conjugate-computation variational inference with EP-like learning objectives, for GPflow."""
 
 from . import datasets, distributed, errors, evidence, likelihoods, training
-from .comparison import ObjectiveComparison, ObjectiveFit, compare_objectives
+from .comparison import ObjectiveComparison, compare_objectives
 from .errors import (
     CheckpointError,
     ClusterError,
@@ -40,6 +40,7 @@ from .models import (
     SiteModel,
     SparseCVIModel,
 )
+from .objective_fits import ObjectiveFit
 from .posteriors import SitePosterior
 from .sites import InducingSites, Sites
 from .training import FitResult, TrainingResult, VEMTrainer, fit
