@@ -5,6 +5,7 @@ from .comparison import ObjectiveComparison, ObjectiveFit, compare_objectives
 from .errors import (
     CheckpointError,
     ConvergenceWarning,
+    ForkedProcessError,
     GPflowHybridError,
     InvalidDataError,
     InvalidPosteriorError,
@@ -47,6 +48,7 @@ __all__ = [
     "EvidenceComparison",
     "EvidenceEstimate",
     "FitResult",
+    "ForkedProcessError",
     "GPflowHybridError",
     "InducingSites",
     "InferenceResult",

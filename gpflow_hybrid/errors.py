@@ -8,6 +8,7 @@ import numpy.typing as npt
 __all__ = [
     "CheckpointError",
     "ConvergenceWarning",
+    "ForkedProcessError",
     "GPflowHybridError",
     "InvalidDataError",
     "InvalidPosteriorError",
@@ -37,6 +38,10 @@ class NonFiniteError(GPflowHybridError, ArithmeticError):
 
 class CheckpointError(GPflowHybridError, OSError):
     """A checkpoint cannot be used, or would be overwritten; nothing was changed."""
+
+
+class ForkedProcessError(GPflowHybridError, RuntimeError):
+    """This process was forked after models had computed in its parent; the message says what to do."""
 
 
 class ConvergenceWarning(UserWarning):
