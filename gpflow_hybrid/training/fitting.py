@@ -37,6 +37,7 @@ def fit(
     num_starts: int = 1,
     max_iterations: int = 1000,
     tolerance: float = 1e-2,
+    log_scale: bool = False,
     seed: int = 0,
     progress: bool | None = None,
 ) -> FitResult:
@@ -62,6 +63,8 @@ def fit(
         multiplied by ``exp N(0, 1)``.
     :param max_iterations: of L-BFGS, for every start.
     :param tolerance: on the largest derivative in an unconstrained parameter, in nats.
+    :param log_scale: whether L-BFGS moves positive parameters by their logarithms, and stops where no derivative
+        in them is above the tolerance: about half of the iterations, to fewer digits of the same optimum.
     :param seed: of the other starts.
     :param progress: a progress bar; by default on a terminal and in a notebook.
     """
@@ -72,7 +75,7 @@ def fit(
         start_from_data(model, *arrays())
     if not model.trainable_variables:
         return _without_training(model, data, closure, arrays, began)
-    task = Minimisation(model, closure, max_iterations, tolerance)
+    task = Minimisation(model, closure, max_iterations, tolerance, log_scale)
     losses: list[float] = []
     failures: list[Exception] = []
     rng = np.random.default_rng(seed)
