@@ -16,6 +16,10 @@ Array = npt.NDArray[np.float64]
 NEARLY_EXPONENTIAL = 1e-10
 """Where ``softplus(u) = exp(u)`` to the last digit."""
 
+FARTHEST = np.log(1e6)
+"""How far from its start a logarithm may be moved: beyond a factor of a million a line search only finds where
+arithmetic ends."""
+
 
 class Coordinates:
     """Variables as they are, or what they are the softplus of by its logarithm, ``softplus(u) = exp(t)``.
@@ -42,6 +46,13 @@ class Coordinates:
         return cls(
             np.concatenate([np.full(int(np.prod(v.shape)), id(v) in positive) for v in variables])
         )
+
+    def bounds(self, start: Array) -> list[tuple[float, float]] | None:
+        """Within which an optimiser stays; none where no entry is a logarithm."""
+        if not np.any(self._logarithmic):
+            return None
+        reach = np.where(self._logarithmic, FARTHEST, np.inf)
+        return list(zip(start - reach, start + reach, strict=True))
 
     def inward(self, u: Array) -> Array:
         """``t`` from ``u``."""

@@ -119,10 +119,12 @@ class Minimisation:
                 self._keep(Run(self._coordinates.outward(at.x), float(at.fun), np.array([np.nan]), False, ""))
             interrupts.check()
 
+        start = self._optimizer.initial_parameters(self.variables)
         result = self._optimizer.minimize(
             self._closure,
             self.variables,
             callback=callback,
+            bounds=self._coordinates.bounds(start),
             options={"maxiter": max_iterations, **self._options},
             allow_unused_variables=True,
         )
