@@ -4,12 +4,12 @@
     python -m benchmarks.sklearn_compare diabetes banana usps digits
     python -m benchmarks.sklearn_compare --report
 
-Stratified five-fold cross-validation, both with an isotropic Matérn-5/2 kernel with trained variance and
-lengthscale, inputs standardised on the training rows. (scikit-learn's default kernel is not trained at all.)
-``laplace`` starts at ℓ = 1, as one writes it, ``laplace_started`` where ours starts, at the median distance.
-Fits and predictions of all folds, one after the other, in one process with one thread: seconds of the processor
-and, in the records, of the wall. Every fold is a record in ``sklearn.json``; those that are there are skipped, so
-that an interrupted run goes on; ``--again`` runs them anew.
+Stratified five-fold cross-validation, both with an isotropic Matérn-5/2 kernel with trained variance
+and lengthscale, inputs standardised on the training rows. (scikit-learn's default kernel is not trained
+at all.) ``laplace`` starts at ℓ = 1, as one writes it, ``laplace_started`` where ours starts, at the median
+distance. Fits and predictions of all folds, one after the other, in one process with one thread: seconds of
+the processor and, in the records, of the wall. Every fold is a record in ``sklearn.json``; those that are
+there are skipped, so that an interrupted run goes on; ``--again`` runs them anew.
 """
 
 from __future__ import annotations
@@ -67,9 +67,7 @@ def contender(name: str, X: np.ndarray) -> Any:
         from gpflow_hybrid.training.starts import lengthscales
 
         start = float(lengthscales(StandardScaler().fit_transform(X), 0))
-    return make_pipeline(
-        StandardScaler(), GaussianProcessClassifier(1.0 * Matern(start, nu=2.5))
-    )
+    return make_pipeline(StandardScaler(), GaussianProcessClassifier(1.0 * Matern(start, nu=2.5)))
 
 
 def run_fold(dataset: str, name: str, fold: int) -> records.Record:
@@ -176,7 +174,9 @@ if __name__ == "__main__":
     if any(os.environ.get(name) != value for name, value in limit.items()):
         # Libraries read these when they are loaded.
         os.environ.update(limit, TF_CPP_MIN_LOG_LEVEL="3")
-        os.execv(sys.executable, [sys.executable, "-m", "benchmarks.sklearn_compare", *sys.argv[1:]])
+        os.execv(
+            sys.executable, [sys.executable, "-m", "benchmarks.sklearn_compare", *sys.argv[1:]]
+        )
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(1)

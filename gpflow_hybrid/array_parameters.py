@@ -21,7 +21,7 @@ def transform_of(parameter: Any) -> Transform | None:
     """How a parameter's value follows from its variable; None where it is not known here."""
     bijector = parameter.transform
     if bijector is None or type(bijector) is tfp.bijectors.Identity:
-        return _identity
+        return identity
     if type(bijector) is tfp.bijectors.Exp:
         return _exp
     if type(bijector) is tfp.bijectors.Softplus and bijector.hinge_softness is None:
@@ -38,7 +38,8 @@ def _number(x: Any) -> Any:
     return None if x is None else np.asarray(tf.convert_to_tensor(x))
 
 
-def _identity(u: Array) -> tuple[Array, Array]:
+def identity(u: Array) -> tuple[Array, Array]:
+    """Of a parameter without a transform."""
     return u, np.ones_like(u)
 
 

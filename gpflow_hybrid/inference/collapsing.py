@@ -101,7 +101,7 @@ class Remarks:
 
 
 class Collapsing(NamedTuple):
-    """A method's collapse as an iteration, and what it asks of a likelihood beside the method's questions."""
+    """A method's collapse as an iteration, and what it asks beside the method's questions."""
 
     iterate: Callable[[Prior, SiteValues], Iteration[tuple[Collapse, Array]]]
     num_own: int
@@ -125,7 +125,9 @@ def iteration_of(
 
 def questions_of(method: Method, found: Collapsing) -> tuple[Question, ...]:
     """All that may be asked."""
-    questions = (*method.questions, method.parameter_question) if found.num_own else method.questions
+    questions = (
+        (*method.questions, method.parameter_question) if found.num_own else method.questions
+    )
     return questions if found.question is None else (*questions, found.question)
 
 

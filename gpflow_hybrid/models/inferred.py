@@ -93,8 +93,8 @@ class InferredModel(SiteModel):
         return found
 
     def host_prior(self) -> DensePrior:
-        """The prior at the data for inference outside of graphs; its kernel matrix by a compiled graph where
-        it is not known on arrays."""
+        """The prior at the data for inference outside of graphs; its kernel matrix by a compiled graph
+        where it is not known on arrays."""
         X = self.data[0]
         self.sites.require_rows(X)
         if uses_lapack(exportable=False) and type(self.mean_function) is Zero:

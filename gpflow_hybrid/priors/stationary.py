@@ -1,7 +1,7 @@
 """Kernel matrices of GPflow's stationary kernels on arrays, and their adjoints, without a graph.
 
-Tracing a kernel and its gradient takes TensorFlow longer than a small fit takes in all. Of the kernels below
-both are a few lines: with ``r² = Σ_d (x_d − x'_d)²/ℓ_d²`` and ``k = σ² h(r²)``,
+Tracing a kernel and its gradient takes TensorFlow longer than a small fit takes in all. Of the kernels
+below both are a few lines: with ``r² = Σ_d (x_d − x'_d)²/ℓ_d²`` and ``k = σ² h(r²)``,
 
     ∂k/∂σ² = h,     ∂k/∂ℓ = −(2/ℓ) r² σ² h'(r²),     ∂k/∂ℓ_d = −(2/ℓ_d³) (x_d − x'_d)² σ² h'(r²)
 """
@@ -77,7 +77,7 @@ def is_known(kernel: Kernel) -> bool:
 
 
 def matrices(kernel: Kernel, X: Array) -> Array | None:
-    """``k(X, X)`` of the latents, ``[L or 1, N, N]``, at the present parameters; None if one is not known."""
+    """``k(X, X)`` of the latents, ``[L or 1, N, N]``, at the present parameters; None if not known."""
     kernels = latent_kernels(kernel)
     if X.dtype != np.float64 or not all(is_known(k) for k in kernels):
         return None

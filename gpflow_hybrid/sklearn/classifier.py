@@ -33,8 +33,8 @@ class HybridGPClassifier(ClassifierMixin, HybridGP):
         ``"matern32"``, ``"matern52"``, ``"rbf"``, ``"rational_quadratic"``, which start at the scale of the
         data; with ``"_ard"`` behind it, a lengthscale for every column.
     :param objective: what is learnt from: ``"ep_like"``, ``"elbo"``, or a power in [0, 1].
-    :param inducing_points: how many a sparse model has; None for a dense one; ``"auto"`` is dense up to 2500
-        rows, and says so beyond.
+    :param inducing_points: how many a sparse model has; None for a dense one; ``"auto"`` is dense up to
+        2500 rows, and says so beyond.
     :param standardise: whether columns of X are brought to mean zero and variance one.
     :param n_restarts_optimizer: further starts of the optimiser.
     :param random_state: of these, and of where inducing points are.
@@ -43,7 +43,7 @@ class HybridGPClassifier(ClassifierMixin, HybridGP):
     def fit(self, X: Any, y: Any) -> HybridGPClassifier:
         """Train on rows X and labels y, numbers or strings.
 
-        There are no weights of rows or classes: the EP-like value has no accepted form with them.
+        Rows or classes have no weights: the models do not take any.
         """
         X, y = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(y)
@@ -70,7 +70,7 @@ class HybridGPClassifier(ClassifierMixin, HybridGP):
         return self
 
     def decision_function(self, X: Any) -> Array:
-        """``a = m/√(1 + v)``, ``[N]``: positive for the second class; ``[N, C]`` if there are more than two."""
+        """``a = m/√(1 + v)``, ``[N]``, positive for the second class; ``[N, C]`` of more than two."""
         X = self._new_inputs(X)
         models = self.model_ if isinstance(self.model_, tuple) else (self.model_,)
         columns = []

@@ -36,7 +36,7 @@ def predictive_quantiles(model: Any, X: Array, quantiles: Any) -> Array:
     mean, variance = (np.asarray(x) for x in model.predict_f(X))
     likelihood = model.likelihood
     if type(likelihood) is gpflow.likelihoods.Gaussian and density_of(likelihood) is not None:
-        deviation = np.sqrt(variance + likelihood.variance.numpy())
+        deviation = np.sqrt(variance + np.asarray(likelihood.variance))
         return stats.norm.ppf(q, loc=mean, scale=deviation)
     distribution, is_discrete = _conditional(likelihood)
     F, weights = _nodes(mean, np.sqrt(variance))  # [N, K, L], [K]

@@ -24,9 +24,9 @@ class HybridGPRegressor(RegressorMixin, HybridGP):
         ``"gamma"`` for positive numbers, ``"heteroskedastic"`` for a noise that varies with x, or a
         GPflow likelihood of one output.
 
-    With ``standardise=True`` columns of X are brought to mean zero and variance one, and so is y where it is
-    f with a noise; predictions and ``log_marginal_likelihood_value_`` are of y as it was. Where y is around
-    ``exp(f)``, f has a constant mean that is trained. Other parameters are those of
+    With ``standardise=True`` columns of X are brought to mean zero and variance one, and so is y where it
+    is f with a noise; predictions and ``log_marginal_likelihood_value_`` are of y as it was.
+    Where y is around ``exp(f)``, f has a constant mean that is trained. Other parameters are those of
     :class:`HybridGPClassifier`.
     """
 
@@ -54,7 +54,7 @@ class HybridGPRegressor(RegressorMixin, HybridGP):
     def fit(self, X: Any, y: Any) -> HybridGPRegressor:
         """Train on rows X and observations y.
 
-        There are no weights of rows: the EP-like value has no accepted form with them.
+        Rows have no weights: the models do not take any.
         """
         X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True, ensure_min_samples=2)
         y = np.asarray(y, np.float64)

@@ -17,15 +17,15 @@ NEARLY_EXPONENTIAL = 1e-10
 """Where ``softplus(u) = exp(u)`` to the last digit."""
 
 FARTHEST = np.log(1e6)
-"""How far from its start a logarithm may be moved: beyond a factor of a million a line search only finds where
-arithmetic ends."""
+"""How far from its start a logarithm may be moved: beyond a factor of a million a line search only finds
+where arithmetic ends."""
 
 
 class Coordinates:
     """Variables as they are, or what they are the softplus of by its logarithm, ``softplus(u) = exp(t)``.
 
-    A softplus is linear far from zero: of a variance that ends at a hundred times where it started L-BFGS has
-    to learn the scale, in twice as many steps as of its logarithm.
+    A softplus is linear far from zero: of a variance that ends at a hundred times where it started L-BFGS
+    has to learn the scale, in twice as many steps as of its logarithm.
 
     :param logarithmic: of which entries of a row; none by default.
     """
@@ -34,9 +34,7 @@ class Coordinates:
         self._logarithmic = logarithmic
 
     @classmethod
-    def logarithms(
-        cls, parameters: Iterable[Any], variables: Sequence[tf.Variable]
-    ) -> Coordinates:
+    def logarithms(cls, parameters: Iterable[Any], variables: Sequence[tf.Variable]) -> Coordinates:
         """Of the entries of these variables in a row that are positive parameters."""
         positive = {
             id(p.unconstrained_variable)

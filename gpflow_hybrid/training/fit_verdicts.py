@@ -52,9 +52,7 @@ def assessment_of(
         # Σ log E_q[p/t] + log Z is exact for independent data, whatever the sites: no matrix is needed.
         is_ep_like = type(model) is CVIModel and power_of(model.objective) == 1.0
         alone = (
-            _independent(model, *arrays())
-            if is_ep_like
-            else model.objective_of_independent_data()
+            _independent(model, *arrays()) if is_ep_like else model.objective_of_independent_data()
         )
         gain = value - alone
         return Assessment(gain, report.residual, report.quadrature_error, REPORT.own_error)

@@ -63,8 +63,8 @@ def fit(
         multiplied by ``exp N(0, 1)``.
     :param max_iterations: of L-BFGS, for every start.
     :param tolerance: on the largest derivative in an unconstrained parameter, in nats.
-    :param log_scale: whether L-BFGS moves positive parameters by their logarithms, and stops where no derivative
-        in them is above the tolerance: about half of the iterations, to fewer digits of the same optimum.
+    :param log_scale: whether L-BFGS moves positive parameters by their logarithms, and stops where no
+        derivative in them is above the tolerance: about half of the iterations, to fewer digits.
     :param seed: of the other starts.
     :param progress: a progress bar; by default on a terminal and in a notebook.
     """

@@ -12,15 +12,15 @@ import tensorflow as tf
 from gpflow.models import GPModel
 from gpflow.utilities import parameter_dict
 
+from ..models import CollapsedModel
+from ..models.array_loss import ArrayLoss
 from . import interrupts
-from .array_loss import ArrayLoss, array_loss
 from .coordinates import Coordinates
 
 Array = npt.NDArray[np.float64]
 
 MAX_RESTARTS = 5
 """L-BFGS is begun again at most so often where its line search gave up on a slope."""
-
 
 
 class Run(NamedTuple):
@@ -40,9 +40,12 @@ class Optimizer(gpflow.optimizers.Scipy):
         super().__init__()
         self.coordinates, self.loss = coordinates, loss
 
-    def initial_parameters(self, variables: Any) -> Any:
-        """Where the variables are."""
+    def start(self, variables: Any) -> Array:
+        """Where the variables are, in the coordinates."""
         return self.coordinates.inward(self.pack_tensors(variables).numpy())
+
+    # GPflow's is a method of the class, called on the object.
+    initial_parameters = start
 
     def eval_func(self, *args: Any, **kwargs: Any) -> Callable[[Any], tuple[Any, Any]]:
         """The loss and its gradient, from the coordinates."""
@@ -85,7 +88,9 @@ class Minimisation:
         self.best, self._closure, self._optimizer = None, closure, self._new_optimizer()
 
     def _new_optimizer(self) -> Optimizer:
-        return Optimizer(self._coordinates, array_loss(self._model))
+        model = self._model
+        loss = model.loss_on_arrays() if isinstance(model, CollapsedModel) else None
+        return Optimizer(self._coordinates, loss)
 
     def position(self) -> Array:
         """The unconstrained parameters in a row."""
@@ -116,10 +121,18 @@ class Minimisation:
             bar.set_postfix(loss=f"{at.fun:.4f}", refresh=False)
             bar.update(1)
             if interrupts.is_pending():
-                self._keep(Run(self._coordinates.outward(at.x), float(at.fun), np.array([np.nan]), False, ""))
+                self._keep(
+                    Run(
+                        self._coordinates.outward(at.x),
+                        float(at.fun),
+                        np.array([np.nan]),
+                        False,
+                        "",
+                    )
+                )
             interrupts.check()
 
-        start = self._optimizer.initial_parameters(self.variables)
+        start = self._optimizer.start(self.variables)
         result = self._optimizer.minimize(
             self._closure,
             self.variables,

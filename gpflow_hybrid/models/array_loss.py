@@ -1,80 +1,90 @@
 """A training loss and its gradient on arrays alone, where kernel and likelihood are known there.
 
-A graph of the same takes TensorFlow a second to trace, optimise and compile: several times what a fit of two
-hundred rows takes in arithmetic.
+A graph of the same takes TensorFlow a second to trace, optimise and compile: several times what a fit
+of two hundred rows takes in arithmetic.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import gpflow
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
-from gpflow.mean_functions import Zero
-from gpflow.models import GPModel
+from gpflow.functions import Constant, Zero
 
 from .. import tuning
-from ..array_parameters import ParametersInARow, transform_of
+from ..array_parameters import ParametersInARow, identity, transform_of
 from ..covariances import latent_kernels
 from ..errors import NonFiniteError
-from ..inference.collapsing import Remarks, iteration_of, questions_of
+from ..inference.collapsing import Limits, Remarks, iteration_of, questions_of
+from ..inference.common import Method
 from ..inference.options import TRAINING
 from ..inference.servers import answers_on_arrays, run_on_arrays
 from ..likelihoods.concavity import is_log_concave
 from ..likelihoods.on_arrays import Observations
 from ..linalg import uses_lapack
 from ..linalg.threads import blas_threads_for_rows
-from ..models import CVIModel, EPModel, LaplaceModel
-from ..models.inferred import COULD_NOT_START
 from ..priors import DensePrior
 from ..priors.stationary import StationaryMatrix, is_known
 from ..sites import SiteValues
 from ..stand_ins import is_taken_apart, parameters_of
+from .inferred import COULD_NOT_START
 
 Array = npt.NDArray[Any]
 
 
-def array_loss(model: GPModel) -> ArrayLoss | None:
-    """The training loss of a model on arrays; None where a part of it is not known there."""
-    if type(model) not in (CVIModel, EPModel, LaplaceModel) or "training_loss" in vars(model):
-        return None
-    X = model.data[0]
+class ModelParts(NamedTuple):
+    """What a collapsed model has that its loss is made of, beside its public parts."""
+
+    method: Method
+    limits: Limits
+    first_sites: Callable[[], SiteValues]
+    refuse: Callable[[], Any]
+    """Says that the first parameters are improper."""
+
+
+def array_loss(model: Any, parts: ModelParts) -> ArrayLoss | None:
+    """The training loss of a collapsed model on arrays; None where a part of it is not known there."""
     is_constant = all(isinstance(d, tf.Tensor) and d.dtype == tf.float64 for d in model.data)
-    if not is_constant or len(X) > tuning.KEPT_DISTANCES or not uses_lapack(exportable=False):
+    if not is_constant or len(model.data[0]) > tuning.KEPT_DISTANCES:
         return None
-    parts = (*latent_kernels(model.kernel), model.likelihood)
-    parameters = [p for part in parts for p in parameters_of(part)]
-    known = all(is_known(kernel) for kernel in parts[:-1]) and type(model.mean_function) is Zero
-    if not known or not is_taken_apart(model.likelihood):
+    kernels, mean = latent_kernels(model.kernel), model.mean_function
+    if not all(is_known(kernel) for kernel in kernels) or type(mean) not in (Zero, Constant):
         return None
+    if not uses_lapack(exportable=False) or not is_taken_apart(model.likelihood):
+        return None
+    parameters = [p for part in (*kernels, mean, model.likelihood) for p in parameters_of(part)]
     if any(p.prior is not None or transform_of(p) is None for p in parameters):
         return None
-    trained = {id(p.unconstrained_variable) for p in parameters}
-    if any(id(v) not in trained for v in model.trainable_variables):
+    known = {id(p.unconstrained_variable) for p in parameters}
+    if any(id(v) not in known for v in model.trainable_variables):
         return None
-    method = model._method()
-    collapsing = iteration_of(method, model.likelihood, model._training_limits(), Remarks())
-    answers = answers_on_arrays(questions_of(method, collapsing), model.likelihood)
-    return None if answers is None else ArrayLoss(model, collapsing.iterate, answers)
+    collapsing = iteration_of(parts.method, model.likelihood, parts.limits, Remarks())
+    answers = answers_on_arrays(questions_of(parts.method, collapsing), model.likelihood)
+    if answers is None:
+        return None
+    return ArrayLoss(model, parts, collapsing.iterate, answers)
 
 
 class ArrayLoss:
     """``θ ↦ −L(λ*(θ), θ)`` and its gradient in the trainable variables' numbers, as
     :class:`~gpflow_hybrid.CollapsedModel` has it, λ* being kept here."""
 
-    def __init__(self, model: Any, iterate: Any, answers: Any) -> None:
-        self._model, self._iterate, self._answers = model, iterate, answers
+    def __init__(self, model: Any, parts: ModelParts, iterate: Any, answers: Any) -> None:
+        self._model, self._parts, self._iterate, self._answers = model, parts, iterate, answers
         self._X, self._Y = (np.asarray(d) for d in model.data)
-        kernels = latent_kernels(model.kernel)
+        kernels, mean = latent_kernels(model.kernel), model.mean_function
         self._own = parameters_of(model.likelihood)
-        everything = [*(p for k in kernels for p in parameters_of(k)), *self._own]
+        self._constants = parameters_of(mean)  # of a constant mean, one
+        everything = [p for part in (*kernels, mean, model.likelihood) for p in parameters_of(part)]
         self._variables = tuple(model.trainable_variables)
         self._parameters = ParametersInARow(everything, self._variables)
         with blas_threads_for_rows(len(self._X)):
             self._matrices = [StationaryMatrix(k, self._X) for k in kernels]
-        self._is_positive = [id(p) for p in everything if p.transform is not None]
+        self._positive = [id(p) for p in everything if transform_of(p) is not identity]
         self._sites = SiteValues(*(x.numpy() for x in model.sites.values))
         self._begun = bool(model.sites.is_inferred())
         self._is_unique = is_log_concave(model.likelihood)
@@ -85,7 +95,7 @@ class ArrayLoss:
             values = self._parameters.values(x)
         if not self._are_proper(values):
             if not self._begun:
-                self._model._penalty()  # says so
+                self._parts.refuse()
             return self._highest(), np.zeros_like(x)
         if not self._is_unique:
             self._assign(x)  # where inference starts may depend on the likelihood's parameters
@@ -98,7 +108,10 @@ class ArrayLoss:
     ) -> tuple[float, Array]:
         at = [[values[id(p)][0] for p in matrix.parameters] for matrix in self._matrices]
         K = np.stack([m.evaluate(*v) for m, v in zip(self._matrices, at, strict=True)])
-        prior = DensePrior(K, np.zeros_like(start.lambda_1))
+        mean = np.zeros_like(start.lambda_1)
+        for p in self._constants:
+            mean += values[id(p)][0]
+        prior = DensePrior(K, mean)
         data = Observations(self._X, self._Y, [values[id(p)][0] for p in self._own])
         try:
             found, own = run_on_arrays(self._iterate(prior, start), self._answers, data)
@@ -109,14 +122,16 @@ class ArrayLoss:
                 if not self._begun:
                     raise NonFiniteError(COULD_NOT_START)
                 return self._highest(), np.zeros(self._parameters.size)
-            K_bars, _ = found.prior_adjoint()
+            K_bars, mean_bar = found.prior_adjoint()
         finally:
             prior.close()
         self._sites, self._begun = solution.sites, True
         bars: dict[int, Any] = {}
         for matrix, v, K_bar in zip(self._matrices, at, K_bars, strict=True):
-            for p, bar in zip(matrix.parameters, matrix.pull_back(*v, K_bar), strict=True):
+            for p, bar in zip(matrix.parameters, matrix.pull_back(v[0], v[1], K_bar), strict=True):
                 bars[id(p)] = bars.get(id(p), 0.0) + bar
+        for p in self._constants:
+            bars[id(p)] = _summed(mean_bar, np.shape(values[id(p)][0]))
         sizes = [np.size(values[id(p)][0]) for p in self._own]
         for p, bar in zip(self._own, np.split(own, np.cumsum(sizes)[:-1]), strict=bool(sizes)):
             bars[id(p)] = bar.reshape(np.shape(values[id(p)][0]))
@@ -128,15 +143,25 @@ class ArrayLoss:
 
     def _are_proper(self, values: dict[int, tuple[Array, Array]]) -> bool:
         finite = all(np.isfinite(value).all() for value, _ in values.values())
-        return finite and all((values[name][0] > 0.0).all() for name in self._is_positive)
+        return finite and all((values[name][0] > 0.0).all() for name in self._positive)
 
     def _highest(self) -> float:
         return TRAINING.penalty_per_datum * len(self._X)
 
     def _first_sites(self) -> SiteValues:
-        return SiteValues(*(np.asarray(x) for x in self._model._first_sites()))
+        return SiteValues(*(np.asarray(x) for x in self._parts.first_sites()))
 
     def _assign(self, x: Array) -> None:
         optimizer = gpflow.optimizers.Scipy
         values = optimizer.unpack_tensors(self._variables, tf.constant(x))
         optimizer.assign_tensors(self._variables, values)
+
+
+def _summed(bar: Array, shape: tuple[int, ...]) -> Array:
+    """The cotangent ``[N, L]`` of a number or of one for every latent."""
+    bar = bar.sum(axis=0)
+    return (
+        bar.reshape(shape)
+        if np.size(bar) == np.prod(shape, dtype=int)
+        else bar.sum().reshape(shape)
+    )
