@@ -11,7 +11,7 @@ import numpy as np
 from ..linalg import Marginals
 from ..priors import Array, Covariance, Prior
 from ..sites import SiteValues
-from .options import COLLAPSE, REPORT
+from .options import COLLAPSE, REPORT, RESIDUAL
 from .questions import Iteration, Question
 
 # Status of a finished iteration.
@@ -74,15 +74,20 @@ class Collapse(NamedTuple):
     variance_bar: Array | None = None
     remarks: tuple[str, ...] = ()
     """What the user ought to know of value or gradient."""
+    removed: SiteValues | None = None
+    """What the ratios take out of q, if it is not λ*."""
+    prior_variance_bar: Array | None = None
+    """``∂L/∂(diag K)`` beside that by way of q, if there is one."""
 
     def prior_adjoint(self) -> tuple[Array, ...]:
         """The total derivatives in the arrays that the prior was made of."""
         assert self.covariance is not None
-        assert self.mean_bar is not None
-        assert self.variance_bar is not None
         lambda_1, lambda_2 = self.solution.sites
         beta = lambda_1 - lambda_2 * self.q.mean
-        return self.covariance.adjoint(beta.T, self.mean_bar.T, self.variance_bar.T)
+        assert self.mean_bar is not None
+        assert self.variance_bar is not None
+        own = None if self.prior_variance_bar is None else self.prior_variance_bar.T
+        return self.covariance.adjoint(beta.T, self.mean_bar.T, self.variance_bar.T, own)
 
 
 class FixedPoint(NamedTuple):
@@ -132,7 +137,7 @@ def relative_norm(q: Marginals, found: SitePair, target: SitePair) -> float:
     def size(x: SitePair) -> float:
         return max(np.max(np.abs(x.b) * q.variance), np.max(np.abs(x.a) * deviation))
 
-    return float(size(found) / max(min(size(target), 1.0), 1e-30))
+    return float(size(found) / max(min(size(target), 1.0), RESIDUAL.least_target))
 
 
 def ended(converged: bool, gave_up: bool) -> int:

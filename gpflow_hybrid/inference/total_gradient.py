@@ -33,6 +33,7 @@ from ..linalg import Marginals
 from ..priors import Array, Prior
 from ..sites import SiteValues
 from . import variational
+from .bound import BoundEvaluation, assess, evaluate
 from .common import (
     CONVERGED,
     INVALID_START,
@@ -49,16 +50,12 @@ from .newton import NewtonSystem, per_datum
 from .options import COLLAPSE
 from .own_parameters import parameter_question
 from .questions import CURVATURE, EXPECTATIONS, ROUGH_CURVATURE, Iteration, ratios
+from .removal import remarks_on, removable
 from .reports import OWN_QUADRATURE_ERROR
-from .variational import Evaluation, assess, evaluate, newton, newton_direction, newton_system
+from .variational import newton, newton_direction, newton_from, newton_system
 
 NOT_EXACT = (
     "The total gradient is not exact at these hyperparameters; its relative error is {:.1e}."
-)
-
-NO_CAVITY = (
-    "A cavity does not exist at these hyperparameters; the training loss falls back to the ELBO, a "
-    "lower bound of the objective."
 )
 
 
@@ -77,37 +74,40 @@ def collapse(
     near = max(tolerance, COLLAPSE.polished_from)
 
     def from_start(
-        sites: SiteValues, keeping: tuple[Evaluation, ...]
-    ) -> Iteration[tuple[Solution, Evaluation]]:
+        sites: SiteValues, keeping: tuple[BoundEvaluation, ...]
+    ) -> Iteration[tuple[Solution, BoundEvaluation]]:
         return newton(prior, sites, near, max_steps, keeping)
 
     solution, at = yield from from_warm_start(from_start, start, by_value=True)
     if not np.isfinite(at.elbo):
         return no_collapse(solution)
     system = yield from newton_system(at, rough=alpha == 0.0, for_adjoint=True)
-    end = _last_step(prior, system, at) if solution.residual <= near else at
+    end = _last_step(prior, system, at, tolerance) if solution.residual <= near else at
     if end is None:  # not so near after all
-        again, end = yield from newton(prior, at.sites, tolerance, max_steps)
+        again, end = yield from newton_from(prior, at, tolerance, max_steps)
         solution = again._replace(
             num_steps=solution.num_steps + again.num_steps,
-            num_evaluations=solution.num_evaluations + again.num_evaluations,
+            num_evaluations=solution.num_evaluations + again.num_evaluations - 1,
         )
         at = end
         system = yield from newton_system(at, rough=alpha == 0.0, for_adjoint=True)
     solution = solution._replace(sites=end.sites, value=end.elbo, residual=end.residual_norm)
     adjoint, weights = _bound(end), SitePair(np.zeros_like(end.q.mean), np.zeros_like(end.q.mean))
     remarks: tuple[str, ...] = ()
+    removed, prior_variance_bar = end.sites, None
     if alpha > 0.0:
-        ratio = yield ratios(alpha)(end.q.mean, end.q.variance, *end.sites)
+        m, v = end.q.mean, end.q.variance
+        removal = removable(alpha, end.sites.lambda_2, v, prior.variance)
+        removed = removal.of(end.sites)
+        ratio = yield ratios(alpha)(m, v, *removed)
+        ratio, prior_variance_bar = removal.pull_back(ratio, m, v, end.sites)
         weights, error = _weights(system, end, ratio)
-        # Where a cavity does not exist L_α does not either; the ELBO, its lower bound, stands in, so that
-        # an optimiser can back away.
-        has_cavities = (alpha * end.sites.lambda_2 * end.q.variance < 1.0).all()
-        if has_cavities and np.isfinite(weights.rows).all():
-            adjoint = _total_adjoint(system, end, ratio, weights)
-            remarks = (NOT_EXACT.format(error),) if error > COLLAPSE.gradient_error else ()
-        else:
-            remarks = (NO_CAVITY,)
+        if not (np.isfinite(ratio.value) and np.isfinite(weights.rows).all()):
+            return no_collapse(solution._replace(status=INVALID_START))
+        adjoint = _total_adjoint(system, end, ratio, weights)
+        remarks = remarks_on(removal.num_parts, len(m))
+        if error > COLLAPSE.gradient_error:
+            remarks = (*remarks, NOT_EXACT.format(error))
     # Σ is that of the step before the last. With λ₂ = λ₂' − b, A'Λ' = AΛ + ABAᵀ to first order: v̄ − ½b
     # takes the place of v̄. What b changes in A diag(v̄) Aᵀ and A m̄ is left out: a relative error of
     # these, which vanish for the ELBO, of the size of b.
@@ -121,6 +121,8 @@ def collapse(
         adjoint.mean,
         adjoint.variance - 0.5 * b,
         remarks,
+        removed,
+        prior_variance_bar,
     )
 
 
@@ -143,8 +145,11 @@ def at_fixed_sites(alpha: float, prior: Prior, sites: SiteValues, *_: Any) -> It
     )
 
 
-def _last_step(prior: Prior, system: NewtonSystem, at: Evaluation) -> Evaluation | None:
-    """After one more Newton step, by the derivatives of the posterior; None if it is too long for that."""
+def _last_step(
+    prior: Prior, system: NewtonSystem, at: BoundEvaluation, tolerance: float
+) -> BoundEvaluation | None:
+    """After one more Newton step, by the derivatives of the posterior; None if it is too long for that, or
+    was not solved for well enough to be one."""
     pair = newton_direction(system, at, COLLAPSE.last_step_tolerance, exact=True)
     if not np.max(np.abs(system.units * pair.rows)) <= COLLAPSE.long_step:
         return None
@@ -156,7 +161,8 @@ def _last_step(prior: Prior, system: NewtonSystem, at: Evaluation) -> Evaluation
     q = Marginals(at.q.mean + dm, at.q.variance + dv, at.q.log_normaliser + d_log_normaliser)
     E = _expectations_nearby(at.E, system, dm, dv)
     end = assess(prior, moved(at.sites, step), at.posterior, q, E)
-    return end if np.isfinite(end.elbo) else None
+    shrinks = end.residual_norm <= max(tolerance, COLLAPSE.left_residual * at.residual_norm)
+    return end if shrinks else None  # infinite where the ELBO is not finite
 
 
 def _expectations_nearby(
@@ -172,12 +178,14 @@ def _expectations_nearby(
     )
 
 
-def _bound(at: Evaluation) -> Adjoint:
+def _bound(at: BoundEvaluation) -> Adjoint:
     """The ELBO. ``E_q[log t] = λ₁m − ½λ₂(m² + v)``: the derivative in m is the residual a."""
     return Adjoint(at.elbo, at.residual.a, at.E.variance + 0.5 * at.sites.lambda_2)
 
 
-def _weights(system: NewtonSystem, at: Evaluation, ratio: RatioGradients) -> tuple[SitePair, float]:
+def _weights(
+    system: NewtonSystem, at: BoundEvaluation, ratio: RatioGradients
+) -> tuple[SitePair, float]:
     """``w = J⁻ᵀ ∂L_α/∂λ``, and the relative error of the solved system."""
     m, v = at.q.mean, at.q.variance
     # δm = Σa, δv = −(Σ∘Σ)b, δλ₁ = a + mb, δλ₂ = b; ∂log Z/∂λ = (m, −½(m² + v))
@@ -189,7 +197,7 @@ def _weights(system: NewtonSystem, at: Evaluation, ratio: RatioGradients) -> tup
 
 
 def _total_adjoint(
-    system: NewtonSystem, at: Evaluation, ratio: RatioGradients, weights: SitePair
+    system: NewtonSystem, at: BoundEvaluation, ratio: RatioGradients, weights: SitePair
 ) -> Adjoint:
     """``L_α + wᵀρ`` and its derivatives in m and v: those of the ratio, and ``wᵀ∂ρ`` with
     ``∂ρ_a = (E_mm + λ₂) ∂m + E_mv ∂v``, ``∂ρ_b = −2 (E_vm ∂m + E_vv ∂v)``."""
@@ -217,16 +225,10 @@ def likelihood_value(
     q, sites, weights = fixed
     if alpha == 0.0:
         return tilted_log_prob(likelihood, X, Y, q.mean, q.variance, *sites, alpha)
-    # The ELBO stands in where there is no L_α. What is not taken stays finite: its gradient would be NaN.
-    exists = tf.reduce_all(alpha * sites.lambda_2 * q.variance < 1.0)
-    exists &= tf.reduce_all(tf.math.is_finite(weights.a) & tf.math.is_finite(weights.b))
-    zeros = tf.zeros_like(q.mean)
-    lambda_1, lambda_2, wa, wb = (tf.where(exists, x, zeros) for x in (*sites, *weights))
-    value = tilted_log_prob(likelihood, X, Y, q.mean, q.variance, lambda_1, lambda_2, alpha)
+    value = tilted_log_prob(likelihood, X, Y, q.mean, q.variance, *sites, alpha)
     E = expectation_gradients(likelihood, X, q.mean, q.variance, Y)
     # ρ_a = ∂E/∂m + …, ρ_b = −2 ∂E/∂v + …
-    value += tf.reduce_sum(wa * E.mean) - 2.0 * tf.reduce_sum(wb * E.variance)
-    return tf.where(exists, value, tf.reduce_sum(E.value))
+    return value + tf.reduce_sum(weights.a * E.mean) - 2.0 * tf.reduce_sum(weights.b * E.variance)
 
 
 @functools.cache

@@ -12,6 +12,11 @@ from gpflow.likelihoods import Likelihood, MultiClass, StudentT
 from ..sites import SiteValues, zeros_like
 
 
+def suggests_sites(likelihood: Likelihood) -> bool:
+    """Whether they may be other than zero."""
+    return isinstance(likelihood, MultiClass) or type(likelihood) is StudentT
+
+
 def first_sites(likelihood: Likelihood, Y: tf.Tensor, like: tf.Tensor) -> SiteValues:
     """``λ₁`` and ``λ₂``, ``[N, L]``: zero for most likelihoods.
 

@@ -161,6 +161,26 @@ def positive_high(x: Any) -> tuple[Any, Any, Any]:
     return g2, h * e, -h * d * e + h * ((1 - h * d) * (d + h) + d * (1 - 2 * h * d))
 
 
+def low_derivatives(f: AnyNDArray) -> tuple[AnyNDArray, AnyNDArray, AnyNDArray]:
+    """``g₀``, ``g₁`` and ``g₂`` at f of either sign, with one polynomial for both."""
+    x, below = np.abs(f), f < 0.0
+    excess = _excess(0, x)
+    ratio = x + excess  # φ(x)/Φ(−x)
+    density = np.exp(-0.5 * x * x) / SQRT_2PI
+    tail = density / ratio
+    h = np.where(below, ratio, density / (1.0 - tail))
+    value = np.where(below, -0.5 * x * x - np.log(SQRT_2PI * ratio), np.log1p(-tail))
+    return value, h, -h * np.where(below, excess, x + h)
+
+
+def high_derivatives(f: AnyNDArray, degree: int = DEGREE) -> tuple[AnyNDArray, AnyNDArray]:
+    """``g₃`` and ``g₄`` at f of either sign."""
+    x, below = np.abs(f), f < 0.0
+    d2, d3 = excesses((2, 3), x, degree)
+    _, g3, g4 = positive_high(x)
+    return np.where(below, d2, g3), np.where(below, -d3, g4)
+
+
 def log_cdf_negative(order: int, x: Any) -> Any:
     """``gₖ(−x)`` for x ≥ 0 and k = 0, …, 4."""
     if order < 3:

@@ -29,6 +29,7 @@ from .log_cdf import (
     positive_high,
     positive_low,
 )
+from .probit_narrow import NARROW, class_of, narrow_high, narrow_low
 
 
 class Rule(NamedTuple):
@@ -181,13 +182,37 @@ def _compiled(quadrature: Callable[..., Any], rule: Rule, dtype: tf.DType) -> An
 
 
 def _integrals(quadrature: Callable[..., Any], m: Any, v: Any, rule: Rule) -> Any:
-    """A quadrature of three panels a marginal; of arrays on the host, some marginals at a time."""
+    """A quadrature of three panels a marginal; on arrays by fewer nodes where a marginal is narrow."""
     if not is_array(m):
         return _compiled(quadrature, rule, m.dtype)(m, v)
-    count = max(1, -(-3 * rule.num_nodes * len(m) // tuning.QUADRATURE_ELEMENTS))
+    narrow = narrow_low if quadrature is _low_quadrature else narrow_high
+    kinds = class_of(v)
+    found: list[AnyNDArray] | None = None
+    for kind in np.unique(kinds):
+        if kind < len(NARROW):
+            of = functools.partial(narrow, narrow=NARROW[kind], degree=rule.degree)
+            num_nodes = NARROW[kind].high
+        else:
+            of, num_nodes = functools.partial(quadrature, rule=rule), 3 * rule.num_nodes
+        rows = np.flatnonzero(kinds == kind)
+        parts = _in_chunks(of, m[rows], v[rows], num_nodes)
+        if found is None:
+            found = [np.empty_like(m) for _ in parts]
+        for whole, part in zip(found, parts, strict=True):
+            whole[rows] = part
+    if found is None:  # no marginals
+        return quadrature(m, v, rule)
+    return tuple(found)
+
+
+def _in_chunks(
+    integrals: Callable[..., Any], m: AnyNDArray, v: AnyNDArray, num_nodes: int
+) -> list[AnyNDArray]:
+    """Some marginals at a time, whose nodes stay in a core's cache."""
+    count = max(1, -(-num_nodes * len(m) // tuning.QUADRATURE_ELEMENTS))
     chunks = zip(np.array_split(m, count), np.array_split(v, count), strict=True)
-    parts = [quadrature(*chunk, rule) for chunk in chunks]
-    return tuple(np.concatenate(integral) for integral in zip(*parts, strict=True))
+    parts = [integrals(*chunk) for chunk in chunks]
+    return [np.concatenate(integral) for integral in zip(*parts, strict=True)]
 
 
 def high_moments(m: Any, v: Any, rough: bool = False) -> tuple[Any, Any]:

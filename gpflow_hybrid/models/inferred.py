@@ -13,7 +13,7 @@ from ..compilation import call_compiled
 from ..errors import NonFiniteError, in_short
 from ..inference.collapsing import Limits, Remarks
 from ..inference.common import Method, Solution, is_better
-from ..inference.options import COLLAPSE, TRAINING
+from ..inference.options import COLLAPSE, RESIDUAL, TRAINING
 from ..inference.reports import Diagnosis, InferenceResult, diagnosed, report
 from ..inference.servers import run
 from ..likelihoods.concavity import is_log_concave
@@ -66,6 +66,10 @@ class InferredModel(SiteModel):
             self._refuse_start(found)
         self._settle(found.solution)
         return report(found, self.likelihood, self._method())
+
+    def restore_sites(self, values: SiteValues) -> None:
+        """Set λ to what was inferred before for the present hyperparameters; it follows them then."""
+        self.sites.store_inferred(values, self._hyperparameter_values())
 
     def _infer(self, method: Method, tolerance: float, max_steps: int) -> InferenceResult:
         check_positive(tolerance, "tolerance")
@@ -219,4 +223,6 @@ class InferredModel(SiteModel):
         return Limits(max(TRAINING.tolerance, self._rounding()), TRAINING.max_steps)
 
     def _rounding(self) -> float:
-        return 1e3 * float(np.finfo(self.sites.lambda_1.dtype.as_numpy_dtype).eps)
+        return RESIDUAL.rounding_errors * float(
+            np.finfo(self.sites.lambda_1.dtype.as_numpy_dtype).eps
+        )

@@ -121,6 +121,10 @@ class SparseSiteModel(WithObjective, PredictiveModel):
             self._infer_again(rows)
         return self.sites.values
 
+    def restore_sites(self, values: SiteValues) -> None:
+        """Set λ to what was inferred before for the present hyperparameters; it follows them then."""
+        self.sites.store_inferred(values, self._hyperparameter_values())
+
     def _q(self) -> InducingPosterior:
         lambda_1, lambda_2 = (x.numpy() for x in self._site_values())
         q = InducingPosterior(SummedSites(lambda_1.T, lambda_2))
@@ -135,8 +139,8 @@ class SparseSiteModel(WithObjective, PredictiveModel):
         lambda_1, lambda_2 = (x.numpy() for x in self.sites.values)
         return SummedSites(lambda_1.T, lambda_2)
 
-    def _start(self, prior: InducingPrior) -> SummedSites:
-        """Where inference starts: at the sites, as they say of u at the present hyperparameters."""
+    def _warm_start(self, prior: InducingPrior) -> SummedSites:
+        """The sites, as they say of u at the present hyperparameters."""
         sites, inferred = self._present_sites(), self._inferred_from
         if not np.array_equal(sites.lambda_2, inferred.lambda_2) or not prior.is_valid:
             return sites  # given by the user, or restored

@@ -12,11 +12,13 @@ from gpflow.models.training_mixins import ExternalDataTrainingLossMixin
 from ..errors import NonFiniteError
 from ..inference.collapsing import Remarks
 from ..inference.common import INVALID_START
-from ..inference.inducing import InducingSolution, natural_gradient_steps
+from ..inference.inducing import InducingSolution, SummedSites, natural_gradient_steps
 from ..inference.inducing_gradient import InducingCollapse, collapse, from_warm_start
 from ..inference.options import INDUCING, TRAINING
 from ..inference.reports import InferenceResult, sparse_report
 from ..inference.row_sums import RowSums
+from ..likelihoods.concavity import is_log_concave
+from ..likelihoods.first_sites import first_sites, suggests_sites
 from ..objectives import power_of
 from ..rows import DataRows, are_constant
 from ..sites import SiteValues
@@ -73,14 +75,30 @@ class SparseCVIModel(MinibatchModel, ExternalDataTrainingLossMixin):
         self._inferred_from.factors = sums.prior.chol
         self._inferred_from.lambda_2 = solution.q.sites.lambda_2
 
+    def _start(self, sums: RowSums) -> SummedSites:
+        """Where inference inside a training loss starts.
+
+        From where the sites are, if the fixed point is unique; else from what the likelihood suggests, so
+        that the loss is a function of the hyperparameters and not of the way to them.
+        """
+        if is_log_concave(self.likelihood):
+            return self._warm_start(sums.prior)
+        if suggests_sites(self.likelihood):
+            return sums.summed(self._suggested)
+        return SummedSites(*(np.zeros_like(x) for x in self._present_sites()))
+
+    def _suggested(self, Y: Any, like: Any) -> SiteValues:
+        found = first_sites(self.likelihood, tf.constant(Y), tf.constant(like))
+        return SiteValues(*(x.numpy() for x in found))
+
     def _collapse(self, sums: RowSums) -> InducingCollapse:
         with np.errstate(all="ignore"):
-            return collapse(sums, self._start(sums.prior), INDUCING.tolerance, INDUCING.max_steps)
+            return collapse(sums, self._start(sums), INDUCING.tolerance, INDUCING.max_steps)
 
     def _infer_again(self, rows: DataRows) -> None:
         with np.errstate(all="ignore"):
             sums = self._sums(rows, power_of(self.objective))
-            start = self._start(sums.prior)
+            start = self._start(sums)
             found = from_warm_start(sums, start, INDUCING.tolerance, INDUCING.max_steps)
         if found.status == INVALID_START:
             raise NonFiniteError(COULD_NOT_START)
@@ -120,7 +138,7 @@ class SparseCVIModel(MinibatchModel, ExternalDataTrainingLossMixin):
         rows = self.all_rows(data)
         sums = self._sums(rows, power_of(self.objective))
         with np.errstate(all="ignore"):
-            found = from_warm_start(sums, self._start(sums.prior), tolerance, max_steps)
+            found = from_warm_start(sums, self._warm_start(sums.prior), tolerance, max_steps)
         if found.status == INVALID_START:
             raise NonFiniteError(COULD_NOT_START)
         self._settle(found, sums)
@@ -137,13 +155,16 @@ class SparseCVIModel(MinibatchModel, ExternalDataTrainingLossMixin):
         begun = bool(self.sites.is_inferred())
         if not prior.is_valid and begun:
             return penalty, nothing
-        sums = self._sums(rows, power_of(self.objective), prior)
+        sums = self._sums(rows, power_of(self.objective), prior, in_parts=True)
         found = self._collapse(sums)
         if found.gradient is None:
             if not begun:
                 raise NonFiniteError(COULD_NOT_START)
             return penalty, nothing
         remarks.make(found.solution.residual, found.remarks)
+        if begun and found.solution.residual > TRAINING.warn_residual:
+            # What has not converged is no objective: a line search backs away from it.
+            return penalty, nothing
         self._settle(found.solution, sums)
         return found.value, self._gradients(prior, found.gradient, variables)
 

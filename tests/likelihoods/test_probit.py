@@ -12,6 +12,14 @@ from scipy.special import log_ndtr, ndtr
 
 from gpflow_hybrid.likelihoods import ProbitBernoulli
 from gpflow_hybrid.likelihoods.log_cdf import log_cdf
+from gpflow_hybrid.likelihoods.probit_integrals import (
+    Rule,
+    _high_quadrature,
+    _low_quadrature,
+    high_moments,
+    low_moments,
+)
+from gpflow_hybrid.likelihoods.probit_narrow import NARROW, class_of
 
 # (m, v): E[gₖ(f)], k = 0, …, 4, under f ~ N(m, v) with gₖ = (log Φ)⁽ᵏ⁾; from `mp_expectations`.
 EXPECTATIONS = {
@@ -565,6 +573,35 @@ def test_unknown_shapes_in_a_compiled_function(
         np.testing.assert_allclose(
             power, likelihood.log_expected_power(m, m, v, Y, 0.5)[:n], rtol=1e-12
         )
+
+
+@pytest.mark.parametrize("edge", [narrow.variance for narrow in NARROW])
+def test_few_nodes_are_enough_for_narrow_marginals(edge: float) -> None:
+    m = np.concatenate([np.linspace(-12.0, 12.0, 481), np.linspace(-300.0, 300.0, 61)])
+    v = np.full_like(m, edge)
+    finest = Rule(80, 11.0)
+    expected = [*_low_quadrature(m, v, finest), *_high_quadrature(m, v, finest)]
+    assert np.all(class_of(v) < len(NARROW))
+    for order, found, other in zip(
+        range(5), [*low_moments(m, v), *high_moments(m, v)], expected, strict=True
+    ):
+        error = np.abs(found - other) / np.maximum(np.abs(other), 1.0)
+        assert np.max(error) < 1e-11, order
+    # A little wider, another rule: the same numbers but for their slope in v.
+    wider = np.full_like(m, edge * (1.0 + 1e-9))
+    for found, other in zip(low_moments(m, wider), low_moments(m, v), strict=True):
+        np.testing.assert_allclose(found, other, rtol=1e-9, atol=1e-9)
+
+
+def test_marginals_of_all_widths_do_not_change_with_their_neighbours() -> None:
+    rng = np.random.default_rng(0)
+    m, v = rng.normal(size=500), 10.0 ** rng.uniform(-5.0, 5.0, 500)
+    assert len(np.unique(class_of(v))) == len(NARROW) + 1
+    for moments in (low_moments, high_moments):
+        together = np.stack(moments(m, v))
+        alone = np.stack([np.concatenate(moments(m[[n]], v[[n]])) for n in range(500)], 1)
+        np.testing.assert_allclose(together, alone, rtol=1e-12, atol=1e-14)
+        assert all(len(x) == 0 for x in moments(m[:0], v[:0]))
 
 
 def test_a_rough_curvature_has_three_digits() -> None:
