@@ -1,6 +1,6 @@
 """Conjugate-computation variational inference with EP-like learning objectives, for GPflow."""
 
-from . import datasets, errors, evidence, likelihoods, training
+from . import config, datasets, errors, evidence, likelihoods, models, posteriors, training
 from .comparison import ObjectiveComparison, ObjectiveFit, compare_objectives
 from .errors import (
     CheckpointError,
@@ -41,8 +41,7 @@ from .models import (
 from .posteriors import SitePosterior
 from .sites import InducingSites, Sites
 from .training import FitResult, TrainingResult, VEMTrainer, fit
-
-__version__ = "0.1.0"
+from .version import __version__ as __version__
 
 __all__ = [
     "AnnealingResult",
@@ -79,6 +78,7 @@ __all__ = [
     "annealed_importance_sampling",
     "compare_evidence",
     "compare_objectives",
+    "config",
     "datasets",
     "errors",
     "evidence",
@@ -87,6 +87,8 @@ __all__ = [
     "integrate_hyperparameters",
     "likelihoods",
     "linear_algebra",
+    "models",
+    "posteriors",
     "set_linear_algebra",
     "training",
 ]

@@ -75,7 +75,7 @@ Answers = dict[Question, Callable[..., Any]]
 
 def answers_on_arrays(questions: Iterable[Question], likelihood: Likelihood) -> Answers | None:
     """How a likelihood answers all of these on arrays, without a graph, if it can."""
-    return _on_arrays(questions, likelihood)
+    return _answers_on_host(questions, likelihood)
 
 
 def run_on_arrays(iteration: Iteration[Result], answers: Answers, data: Observations) -> Result:
