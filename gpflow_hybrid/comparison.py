@@ -39,10 +39,10 @@ class ObjectiveFit:
     elbo: float
     """Of the fit to all data."""
     ep_like: float
-    """NaN where a cavity does not exist, as :attr:`leave_one_out`."""
+    """NaN where a cavity does not exist, as :attr:`loo_log_predictive_density`."""
     log_densities: FloatArray
     """Log predictive density of every datum by the fit that did not see it, ``[N]``."""
-    leave_one_out: float
+    loo_log_predictive_density: float
     """Mean leave-one-out density from the cavities of the fit to all data: optimistic. NaN for a sparse
     model, which keeps no site for each datum."""
     num_evaluations: int
@@ -105,7 +105,7 @@ class ObjectiveComparison(ShownAsText):
                 f"{self.num_folds}-fold log predictive density": density,
             }
             if isinstance(fit.model, CVIModel):
-                column["leave-one-out (optimistic)"] = f"{fit.leave_one_out:.4f}"
+                column["leave-one-out (optimistic)"] = f"{fit.loo_log_predictive_density:.4f}"
             column |= {
                 "evaluations of the loss": str(fit.num_evaluations),
                 "seconds": f"{fit.seconds:.1f}",
@@ -177,7 +177,9 @@ def compare_objectives(
                 elbo=float(fitted.elbo(*given)),
                 ep_like=_or_nan(fitted.ep_like_log_marginal, *given),
                 log_densities=densities,
-                leave_one_out=_or_nan(fitted.loo_log_predictive_density) if is_dense else np.nan,
+                loo_log_predictive_density=_or_nan(fitted.loo_log_predictive_density)
+                if is_dense
+                else np.nan,
                 num_evaluations=num_evaluations,
                 seconds=seconds,
             )
