@@ -1,9 +1,21 @@
 """Conjugate-computation variational inference with EP-like learning objectives, for GPflow."""
 
-from . import config, datasets, errors, evidence, likelihoods, models, posteriors, training
+from . import (
+    config,
+    datasets,
+    distributed,
+    errors,
+    evidence,
+    likelihoods,
+    models,
+    posteriors,
+    training,
+)
 from .comparison import ObjectiveComparison, ObjectiveFit, compare_objectives
 from .errors import (
     CheckpointError,
+    ClusterError,
+    ClusterWarning,
     ConvergenceWarning,
     GPflowHybridError,
     InvalidDataError,
@@ -48,6 +60,8 @@ __all__ = [
     "CVIModel",
     "ChainReport",
     "CheckpointError",
+    "ClusterError",
+    "ClusterWarning",
     "CollapsedModel",
     "ConvergenceWarning",
     "EPModel",
@@ -80,6 +94,7 @@ __all__ = [
     "compare_objectives",
     "config",
     "datasets",
+    "distributed",
     "errors",
     "evidence",
     "fit",

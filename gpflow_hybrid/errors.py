@@ -7,6 +7,8 @@ import numpy.typing as npt
 
 __all__ = [
     "CheckpointError",
+    "ClusterError",
+    "ClusterWarning",
     "ConvergenceWarning",
     "GPflowHybridError",
     "InvalidDataError",
@@ -37,6 +39,14 @@ class NonFiniteError(GPflowHybridError, ArithmeticError):
 
 class CheckpointError(GPflowHybridError, OSError):
     """A checkpoint cannot be used, or would be overwritten; nothing was changed."""
+
+
+class ClusterError(GPflowHybridError, RuntimeError):
+    """A Dask cluster cannot be used, or was lost; the model is as its last loss has left it."""
+
+
+class ClusterWarning(UserWarning):
+    """A worker of a Dask cluster was lost, or came; the message says what became of its rows."""
 
 
 class ConvergenceWarning(UserWarning):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gpflow.base import RegressionData
@@ -39,6 +39,7 @@ def annealed_importance_sampling(
     test_data: RegressionData | None = None,
     seed: int = 0,
     progress: bool | None = None,
+    client: Any = None,
 ) -> AnnealingResult:
     """Estimate ``log p(y | θ)`` by annealed importance sampling, with its standard error.
 
@@ -76,6 +77,8 @@ def annealed_importance_sampling(
     :param test_data: ``(X*, Y*)``, for the log predictive densities ``log p(y* | y)``.
     :param seed: same seed, same result.
     :param progress: a progress bar; by default on a terminal and in a notebook.
+    :param client: a ``distributed.Client``, whose workers take some of the settings each; needs the extra
+        ``dask``.
     """
     began = time.perf_counter()
     plan = make_plan(
@@ -96,16 +99,44 @@ def annealed_importance_sampling(
     num_data = int(copy.data[0].shape[0])
     num_floats = 4 * copy.num_latent_gps * num_data**2
     size = max(1, min(MAX_CHAINS // plan.num_chains, MAX_FLOATS // num_floats))
+    if client is not None:  # at least one batch for every thread
+        num_threads = sum(client.nthreads().values()) if hasattr(client, "nthreads") else 1
+        size = min(size, -(-len(settings.values) // max(1, num_threads)))
+    batches = [
+        part.tolist()
+        for group in settings.groups()
+        for part in np.array_split(group, -(-len(group) // size))
+    ]
     outputs: dict[int, SettingOutput] = {}
+    if client is not None:
+        from ..distributed.jobs import run_jobs
+
+        common = _Annealing(model, settings.given, plan, test)
+        found = run_jobs(client, "annealing", _run_batch, common, batches, progress=progress)
+        for indices, part in zip(batches, found, strict=True):
+            outputs.update(zip(indices, part, strict=True))
+        batches = []
     total = plan.num_sweeps * len(settings.values)
     with progress_bar(progress, total=total, desc="annealing", leave=False) as bar:
-        for group in settings.groups():
-            num_batches = -(-len(group) // size)
-            for indices in (part.tolist() for part in np.array_split(group, num_batches)):
-                batch = Batch(settings, indices, plan, test, bar.update)
-                outputs.update(zip(indices, batch.run(), strict=True))
+        for indices in batches:
+            batch = Batch(settings, indices, plan, test, bar.update)
+            outputs.update(zip(indices, batch.run(), strict=True))
     ordered = [outputs[i] for i in range(len(settings.values))]
     return _result(ordered, plan, hyperparameters, time.perf_counter() - began)
+
+
+class _Annealing(NamedTuple):
+    """What all batches share."""
+
+    model: GPModel
+    settings: Sequence[Setting]
+    plan: Plan
+    test: RegressionData | None
+
+
+def _run_batch(common: _Annealing, indices: Sequence[int]) -> list[SettingOutput]:
+    settings = Settings(common.model, common.settings)
+    return list(Batch(settings, indices, common.plan, common.test, lambda _: None).run())
 
 
 def _result(

@@ -12,8 +12,10 @@ import tensorflow as tf
 from gpflow.models import GPModel
 from gpflow.utilities import parameter_dict
 
+from ..errors import InvalidPosteriorError, NonFiniteError
 from ..models import CollapsedModel
 from ..models.array_loss import ArrayLoss
+from ..rows import DataRows
 from . import interrupts
 from .coordinates import Coordinates
 
@@ -21,6 +23,10 @@ Array = npt.NDArray[np.float64]
 
 MAX_RESTARTS = 5
 """L-BFGS is begun again at most so often where its line search gave up on a slope."""
+
+
+FAILURES = (NonFiniteError, InvalidPosteriorError, tf.errors.InvalidArgumentError)
+"""What may go wrong at a start that others need not share."""
 
 
 class Run(NamedTuple):
@@ -31,6 +37,14 @@ class Run(NamedTuple):
     gradient: Array
     reached_maximum: bool
     message: str
+
+
+class Ends(NamedTuple):
+    """Of all starts: their losses, NaN where one failed, and whether the user interrupted them."""
+
+    losses: list[float]
+    failures: list[Exception]
+    interrupted: bool
 
 
 class Optimizer(gpflow.optimizers.Scipy):
@@ -67,6 +81,7 @@ class Minimisation:
         closure: Callable[[], Any],
         max_iterations: int,
         tolerance: float,
+        data: Any = None,
         log_scale: bool = False,
     ) -> None:
         self.variables = tuple(model.trainable_variables)
@@ -80,8 +95,10 @@ class Minimisation:
             self._coordinates = Coordinates.logarithms(trained, self.variables)
             # Nats for a factor e: there is nothing to be gained below.
             self._options = {"gtol": tolerance}
+        self.log_scale = log_scale
+        self._rows = data if isinstance(data, DataRows) else None
         self._optimizer = self._new_optimizer()
-        self._max_iterations, self._tolerance = max_iterations, tolerance
+        self.max_iterations, self.tolerance = max_iterations, tolerance
 
     def begin_again(self, closure: Callable[[], Any]) -> None:
         """Go on with another loss of the same variables: what was best is not comparable."""
@@ -105,11 +122,11 @@ class Minimisation:
 
     def run(self, bar: Any) -> Run:
         """To the end of one start, begun again on a slope as long as that helps."""
-        left, before = self._max_iterations, np.inf
+        left, before = self.max_iterations, np.inf
         for _ in range(1 + MAX_RESTARTS):
             run, count = self._minimise(left, bar)
             left -= count
-            is_steep = np.max(np.abs(run.gradient)) > self._tolerance
+            is_steep = np.max(np.abs(run.gradient)) > self.tolerance
             if not is_steep or left < 1 or not run.loss < before:
                 break
             before = run.loss
@@ -121,26 +138,24 @@ class Minimisation:
             bar.set_postfix(loss=f"{at.fun:.4f}", refresh=False)
             bar.update(1)
             if interrupts.is_pending():
-                self._keep(
-                    Run(
-                        self._coordinates.outward(at.x),
-                        float(at.fun),
-                        np.array([np.nan]),
-                        False,
-                        "",
-                    )
-                )
+                x = self._coordinates.outward(at.x)
+                self.keep(Run(x, float(at.fun), np.array([np.nan]), False, ""))
             interrupts.check()
 
         start = self._optimizer.start(self.variables)
-        result = self._optimizer.minimize(
-            self._closure,
-            self.variables,
-            callback=callback,
-            bounds=self._coordinates.bounds(start),
-            options={"maxiter": max_iterations, **self._options},
-            allow_unused_variables=True,
-        )
+        try:
+            result = self._optimizer.minimize(
+                self._closure,
+                self.variables,
+                callback=callback,
+                bounds=self._coordinates.bounds(start),
+                options={"maxiter": max_iterations, **self._options},
+                allow_unused_variables=True,
+            )
+        except tf.errors.OpError:
+            if self._rows is not None and self._rows.failure is not None:
+                raise self._rows.failure from None
+            raise
         self.num_iterations += int(result.nit)
         self.num_evaluations += int(result.nfev)
         message = result.message if isinstance(result.message, str) else result.message.decode()
@@ -148,10 +163,11 @@ class Minimisation:
         gradient = gradient / self._coordinates.slope(result.x)
         self.move_to(x)
         run = Run(x, float(result.fun), gradient, result.status == 1, message)
-        self._keep(run)
+        self.keep(run)
         return run, int(result.nit)
 
-    def _keep(self, run: Run) -> None:
+    def keep(self, run: Run) -> None:
+        """If it is the best so far."""
         if np.isfinite(run.loss) and (self.best is None or run.loss <= self.best.loss):
             self.best = run
 

@@ -241,3 +241,20 @@ def from_scikit_learn(run: Run) -> None:
     assert np.mean(np.abs(run["counts"].predict(run["grid"]) / rate - 1.0)) < 0.2
     assert run["sparse"].approximation_ == "sparse, 30 inducing points"
     assert isinstance(run["sparse"].model_, gh.SparseCVIModel)
+
+
+def a_million_rows(run: Run) -> None:
+    same_elbo(run)
+    rows, model = run["rows"], run["model"]
+    assert rows.num_rows == run["num_rows"]
+    assert rows.num_passes > 0
+    assert rows.events == []
+    assert run["result"].status in ("converged", "max_iterations")  # few in the short run
+    # Of all rows the objective is higher than at the hyperparameters of a part.
+    assert -run["result"].loss > run["value_of_part"]
+    assert run["log_density"] > -0.5
+    X, Y = (x.compute() for x in run["test"])
+    np.testing.assert_allclose(
+        np.mean(model.predict_log_density((X, Y))), run["log_density"], rtol=1e-9
+    )
+    assert abs(run["here"] - run["there"]) < 1e-9 * abs(run["here"])
