@@ -51,10 +51,11 @@ def assessment_of(
         report = model.refresh()
         # Σ log E_q[p/t] + log Z is exact for independent data, whatever the sites: no matrix is needed.
         is_ep_like = type(model) is CVIModel and power_of(model.objective) == 1.0
-        alone = (
-            _independent(model, *arrays()) if is_ep_like else model.objective_of_independent_data()
-        )
-        gain = value - alone
+        if is_ep_like:
+            X, Y = arrays()
+            gain = value - _independent(model, X, Y, len(X))
+        else:
+            gain = value - model.objective_of_independent_data()
         return Assessment(gain, report.residual, report.quadrature_error, REPORT.own_error)
     if isinstance(model, SparseCVIModel):
         rows = model.all_rows(data)
