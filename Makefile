@@ -47,10 +47,11 @@ coverage: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist=worksteal --cov=gpflow_hybrid --cov-report=term-missing:skip-covered --cov-fail-under=95
 
 # Wheel and source archive, and the wheel tried where there is nothing else.
-dist: $(STAMP)
-	rm -rf dist build .venv-dist
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check build
-	$(BIN)/python -m build --outdir dist
+dist:
+	rm -rf dist build .venv-dist .venv-build
+	$(PYTHON) -m venv .venv-build
+	.venv-build/bin/python -m pip install --quiet --disable-pip-version-check build
+	.venv-build/bin/python -m build --outdir dist
 	$(PYTHON) -m venv .venv-dist
 	.venv-dist/bin/python -m pip install --quiet --disable-pip-version-check "$$(ls dist/*.whl)[sklearn,examples]"
 	cd dist && ../.venv-dist/bin/python ../tests/check_installed.py
@@ -74,5 +75,5 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .venv-oldest .venv-dist build dist docs/_build docs/tutorials/*.ipynb *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest .venv-dist .venv-build build dist docs/_build docs/tutorials/*.ipynb *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -62,7 +62,8 @@ def test_pictures_of_the_site_are_those_of_the_results() -> None:
 
 
 def test_versions_agree() -> None:
-    version = re.search(r'"(.+)"', (ROOT / "gpflow_hybrid/version.py").read_text()).group(1)
+    text = (ROOT / "gpflow_hybrid/version.py").read_text()
+    version = re.search(r'__version__ = "(.+)"', text).group(1)
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text()
     assert not re.search(r"^version = \d", (ROOT / "setup.cfg").read_text(), flags=re.MULTILINE)
