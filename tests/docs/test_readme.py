@@ -11,7 +11,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-TUTORIALS = {path.stem for path in (ROOT / "examples" / "tutorials").glob("*.py")}
 
 
 def links(page: Path) -> list[str]:
@@ -30,15 +29,10 @@ def test_links_lead_somewhere(page: Path) -> None:
     missing = []
     for link in links(page):
         target = (page.parent / link.partition("#")[0]).resolve()
-        # The site makes a page of a notebook; in a checkout the tutorial is the script.
-        is_tutorial = target.suffix == ".ipynb" and target.stem in TUTORIALS
-        if not target.exists() and not (is_tutorial and page.parent.name != ROOT.name):
+        # A notebook may be there where tutorials have been run, and is not in a checkout.
+        if not target.exists() or target.suffix == ".ipynb":
             missing.append(link)
     assert missing == []
-
-
-def test_readme_has_no_link_to_a_notebook() -> None:
-    assert not [link for link in links(ROOT / "README.md") if link.endswith(".ipynb")]
 
 
 def test_its_code_runs(capsys: pytest.CaptureFixture[str]) -> None:
