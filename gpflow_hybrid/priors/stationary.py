@@ -23,6 +23,7 @@ from gpflow.kernels import (
     SquaredExponential,
 )
 
+from .. import tuning
 from ..covariances import latent_kernels
 from ..linalg.distances import distances_of_rows
 from ..linalg.lapack import mirror, row_blocks
@@ -79,7 +80,8 @@ def is_known(kernel: Kernel) -> bool:
 def matrices(kernel: Kernel, X: Array) -> Array | None:
     """``k(X, X)`` of the latents, ``[L or 1, N, N]``, at the present parameters; None if not known."""
     kernels = latent_kernels(kernel)
-    if X.dtype != np.float64 or not all(is_known(k) for k in kernels):
+    is_large = len(X) > tuning.KEPT_DISTANCES  # distances are another matrix
+    if is_large or X.dtype != np.float64 or not all(is_known(k) for k in kernels):
         return None
     found = []
     for k in kernels:
