@@ -1,6 +1,16 @@
 """Conjugate-computation variational inference with EP-like learning objectives, for GPflow."""
 
-from . import datasets, distributed, errors, evidence, likelihoods, training
+from . import (
+    config,
+    datasets,
+    distributed,
+    errors,
+    evidence,
+    likelihoods,
+    models,
+    posteriors,
+    training,
+)
 from .comparison import ObjectiveComparison, compare_objectives
 from .errors import (
     CheckpointError,
@@ -45,8 +55,7 @@ from .objective_fits import ObjectiveFit
 from .posteriors import SitePosterior
 from .sites import InducingSites, Sites
 from .training import FitResult, TrainingResult, VEMTrainer, fit
-
-__version__ = "0.1.0"
+from .version import __version__ as __version__
 
 __all__ = [
     "AnnealingResult",
@@ -86,6 +95,7 @@ __all__ = [
     "annealed_importance_sampling",
     "compare_evidence",
     "compare_objectives",
+    "config",
     "datasets",
     "distributed",
     "errors",
@@ -95,6 +105,8 @@ __all__ = [
     "integrate_hyperparameters",
     "likelihoods",
     "linear_algebra",
+    "models",
+    "posteriors",
     "set_linear_algebra",
     "training",
 ]

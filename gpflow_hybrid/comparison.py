@@ -77,7 +77,7 @@ class ObjectiveComparison(ShownAsText):
                 )
                 column["log evidence of the model class"] = f"{fit.integrated.log_evidence:.4f}"
             if isinstance(fit.model, CVIModel):
-                column["leave-one-out (optimistic)"] = f"{fit.leave_one_out:.4f}"
+                column["leave-one-out (optimistic)"] = f"{fit.loo_log_predictive_density:.4f}"
             column |= {
                 "evaluations of the loss": str(fit.num_evaluations),
                 "seconds": f"{fit.seconds:.1f}",

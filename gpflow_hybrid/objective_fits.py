@@ -31,10 +31,10 @@ class ObjectiveFit:
     elbo: float
     """Of the fit to all data."""
     ep_like: float
-    """NaN where a cavity does not exist, as :attr:`leave_one_out`."""
+    """NaN where a cavity does not exist, as :attr:`loo_log_predictive_density`."""
     log_densities: FloatArray
     """Log predictive density of every datum by the fit that did not see it, ``[N]``."""
-    leave_one_out: float
+    loo_log_predictive_density: float
     """Mean leave-one-out density from the cavities of the fit to all data: optimistic. NaN for a sparse
     model, which keeps no site for each datum."""
     num_evaluations: int
@@ -97,7 +97,9 @@ def run(common: Comparison, job: tuple[Objective, Any]) -> Any:
         elbo=float(fitted.elbo(*given)),
         ep_like=_or_nan(fitted.ep_like_log_marginal, *given),
         log_densities=np.empty(0),
-        leave_one_out=_or_nan(fitted.loo_log_predictive_density) if is_dense else np.nan,
+        loo_log_predictive_density=_or_nan(fitted.loo_log_predictive_density)
+        if is_dense
+        else np.nan,
         num_evaluations=num_evaluations,
         seconds=seconds,
         integrated=_integrate(fitted, (X, Y)) if integrate else None,

@@ -40,7 +40,7 @@ def test_numbers_are_those_of_the_fitted_models(comparison):
             fit.hyperparameters[".kernel.variance"], fit.model.kernel.variance
         )
         np.testing.assert_allclose(
-            fit.leave_one_out, np.mean(fit.model.loo_log_predictive_density())
+            fit.loo_log_predictive_density, np.mean(fit.model.loo_log_predictive_density())
         )
     # Each objective is best at its own optimum.
     assert comparison["elbo"].elbo > comparison["ep_like"].elbo

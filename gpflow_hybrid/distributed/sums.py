@@ -78,8 +78,8 @@ class ClusterSums(RowSums):
         self.rows.tell(value - q.kl)
         return value
 
-    def leave_one_out(self, q: InducingPosterior) -> float:
-        return float(total(self._ask("leave-one-out", "leave_one_out", q)))
+    def loo_log_predictive_density(self, q: InducingPosterior) -> float:
+        return float(total(self._ask("leave-one-out", "loo_log_predictive_density", q)))
 
     def sites(self, q: InducingPosterior) -> SiteSummary:
         return summarised(self._ask("sites", "sites", q))

@@ -172,12 +172,12 @@ class RowSums:
             return float(np.sum(at.E.value))
         return float(block.likelihood.ratios(at).value + _expected_log_sites(at))
 
-    def leave_one_out(self, q: InducingPosterior) -> float:
+    def loo_log_predictive_density(self, q: InducingPosterior) -> float:
         """``Σ log ∫ q₋ₙ(a) p̃(yₙ|a) da`` from the cavities; α = 1, NaN where one does not exist."""
-        return float(self._sum(self._leave_one_out, q))
+        return float(self._sum(self._loo_log_predictive_density, q))
 
     @staticmethod
-    def _leave_one_out(block: Block, q: InducingPosterior) -> float:
+    def _loo_log_predictive_density(block: Block, q: InducingPosterior) -> float:
         at = block.at(q).moments
         # E_q[p̃/t] = E_q[1/t] ∫ q₋ₙ p̃
         scale = cavity(at.m, at.v, *at.sites, 1.0).log_scale_over_alpha

@@ -222,7 +222,9 @@ class SiteModel(PredictiveModel, InternalDataTrainingLossMixin):
         """
         q, sites = self._marginals()
         self._require_cavities(q, sites, 1.0)
-        return objectives.leave_one_out(q, sites, self.likelihood, self._data_tensors())
+        return objectives.loo_log_predictive_density(
+            q, sites, self.likelihood, self._data_tensors()
+        )
 
     @tf.autograph.experimental.do_not_convert
     def _objective_value(self, alpha: float) -> tf.Tensor:

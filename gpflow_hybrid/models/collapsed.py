@@ -20,6 +20,7 @@ from ..priors import PriorMoments
 from ..sites import SiteValues
 from ..stand_ins import leaves_of
 from ..validation import require_finite
+from .array_loss import ArrayLoss, ModelParts, array_loss
 from .inferred import InferredModel
 
 Gradients = Callable[[], list[tf.Tensor]]
@@ -80,6 +81,15 @@ class CollapsedModel(InferredModel):
         silent = Remarks(silent=True)
         at = (self.likelihood, self._data_tensors(), nothing, self._training_limits(), silent)
         return float(collapse(self._method(), diagonal, *at).value)
+
+    def loss_on_arrays(self) -> ArrayLoss | None:
+        """The training loss and its gradient as a function of the trainable variables' numbers in a row,
+        without a graph; None where a kernel, a likelihood or a mean function is not known on arrays."""
+        if not type(self).__module__.startswith("gpflow_hybrid.") or "training_loss" in vars(self):
+            return None  # a subclass may have another loss
+        limits = self._training_limits()
+        parts = ModelParts(self._method(), limits, self._first_sites, self._penalty)
+        return array_loss(self, parts)
 
     def _infer_and_evaluate(self, variables: list[tf.Variable]) -> tuple[tf.Tensor, Gradients]:
         """The objective at ``λ*``, which is stored, and its gradient when it is asked for."""

@@ -37,7 +37,7 @@ class SparseDiagnosis(NamedTuple):
     """The objective of every power; NaN where a cavity does not exist."""
     min_cavity_precision: float
     """The smallest ``1/v − λ₂`` of the marginalised model."""
-    leave_one_out: float
+    loo_log_predictive_density: float
     """Its leave-one-out log densities from the cavities, summed."""
 
 
@@ -128,7 +128,7 @@ class SparseObjectives(SparseSiteModel):
                 values[alpha] = sums.values(q) - q.kl
         with np.errstate(all="ignore"):
             cavity = sums.sites(q).smallest_cavity
-            return SparseDiagnosis(values, cavity, sums.leave_one_out(q))
+            return SparseDiagnosis(values, cavity, sums.loo_log_predictive_density(q))
 
     def _at(
         self, q: InducingPosterior, sums: RowSums, variables: Variables

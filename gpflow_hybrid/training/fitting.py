@@ -39,6 +39,7 @@ def fit(
     num_starts: int = 1,
     max_iterations: int = 1000,
     tolerance: float = 1e-2,
+    log_scale: bool = False,
     seed: int = 0,
     progress: bool | None = None,
     client: Any = None,
@@ -65,6 +66,8 @@ def fit(
         multiplied by ``exp N(0, 1)``.
     :param max_iterations: of L-BFGS, for every start.
     :param tolerance: on the largest derivative in an unconstrained parameter, in nats.
+    :param log_scale: whether L-BFGS moves positive parameters by their logarithms, and stops where no
+        derivative in them is above the tolerance: about half of the iterations, to fewer digits.
     :param seed: of the other starts.
     :param progress: a progress bar; by default on a terminal and in a notebook.
     :param client: a ``distributed.Client``, whose workers take one start each; needs the extra ``dask``.
@@ -81,7 +84,7 @@ def fit(
         start_from_data(model, *arrays())
     if not model.trainable_variables:
         return _without_training(model, data, closure, arrays, began)
-    task = Minimisation(model, closure, max_iterations, tolerance, data)
+    task = Minimisation(model, closure, max_iterations, tolerance, data, log_scale)
     starts = _all_starts(model, task, num_starts, np.random.default_rng(seed))
     if client is None:
         ends = _run_starts(task, starts, progress, num_starts * max_iterations)

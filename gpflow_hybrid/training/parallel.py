@@ -20,6 +20,7 @@ class _Fit(NamedTuple):
     data: Any
     max_iterations: int
     tolerance: float
+    log_scale: bool
 
 
 def run_starts_on(
@@ -38,7 +39,7 @@ def run_starts_on(
             "data must be arrays for a fit on a cluster, which are sent to its workers; found a Dataset. "
             "Pass (X, Y), or gh.distributed.shards of Dask arrays without client."
         )
-    common = _Fit(model, data, task.max_iterations, task.tolerance)
+    common = _Fit(model, data, task.max_iterations, task.tolerance, task.log_scale)
     found = run_jobs(client, "fit-start", _run_start, common, starts, progress=progress)
     losses: list[float] = []
     failures: list[Exception] = []
@@ -60,7 +61,8 @@ def _run_start(common: _Fit, start: Array) -> Exception | tuple[list[Run], int, 
     model = common.model
     needs_data = isinstance(model, ExternalDataTrainingLossMixin)
     closure = model.training_loss_closure(common.data) if needs_data else model.training_loss
-    task = Minimisation(model, closure, common.max_iterations, common.tolerance)
+    limits = (common.max_iterations, common.tolerance)
+    task = Minimisation(model, closure, *limits, log_scale=common.log_scale)
     task.move_to(start)
     try:
         with progress_bar(False) as bar:

@@ -229,6 +229,20 @@ def sparse_multiclass(run: Run) -> None:
     assert len(run["models"]["SparseCVI, ELBO"].trainable_variables) == 1
 
 
+def from_scikit_learn(run: Run) -> None:
+    same_elbo(run)
+    ours, theirs = run["scores"]["HybridGPClassifier"], run["scores"]["GaussianProcessClassifier"]
+    assert ours[0] < theirs[0]  # log loss
+    assert abs(ours[1] - theirs[1]) < 0.06  # accuracies are close
+    p, q = (run[name].predict_proba(run["X_test"])[:, 1] for name in ("ours", "theirs"))
+    assert np.mean(np.abs(p - 0.5)) > np.mean(np.abs(q - 0.5)) + 0.02  # Laplace shies away
+    assert run["search"].best_score_ > -0.35
+    rate = 15.0 * np.exp(np.sin(run["grid"][:, 0] / 24.0 * 2.0 * np.pi))
+    assert np.mean(np.abs(run["counts"].predict(run["grid"]) / rate - 1.0)) < 0.2
+    assert run["sparse"].approximation_ == "sparse, 30 inducing points"
+    assert isinstance(run["sparse"].model_, gh.SparseCVIModel)
+
+
 def a_million_rows(run: Run) -> None:
     same_elbo(run)
     rows, model = run["rows"], run["model"]
