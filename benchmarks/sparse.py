@@ -2,10 +2,10 @@
 
     python -m benchmarks.sparse magic banana usps protein --m 100 200 500 --limit 600 --peers
 
-The same Matérn-5/2 from ``ℓ = √D``, ``σ = 1``, the same inducing inputs from k-means (fixed, or trained
-by all with ``--train-z``), the first of five folds, inputs standardised; one process at a time with two
-threads. Labels have a probit likelihood; Protein, standardised too, a Student-t with three degrees
-of freedom. Who has not converged at the limit is scored as it is then.
+The same Matérn-5/2 from ``ℓ = √D``, ``σ = 1``, trained in logs, the same inducing inputs from k-means
+(fixed, or trained by all with ``--train-z``), the first of five folds, inputs standardised; one process at
+a time with two threads. Labels have a probit likelihood; Protein, standardised too, a Student-t with
+three degrees of freedom. Who has not converged at the limit is scored as it is then.
 
 Appends one line of JSON per fit to ``fits.jsonl`` in the output directory and writes ``fits.md`` after
 each. Fits that are there are skipped, so that an interrupted run goes on; ``--again`` runs them anew, and
@@ -19,7 +19,7 @@ import json
 import platform
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -30,15 +30,12 @@ from examples.data import load_protein
 from . import records
 from .peers.launch import launch
 from .peers.run import THREADS
-from .peers.sparse_contenders import ONLY_LABELS, SAME_BOUND, SPARSE, WITHOUT_INDUCING
-from .peers.stopping import TOLERANCE
+from .peers.sparse_contenders import ONLY_LABELS, SPARSE, WITHOUT_INDUCING
+from .sparse_tables import REGRESSION, describe, markdown
 
 RESULTS = Path(__file__).parent / "results" / "sparse"
 DATASETS = ("magic", "banana", "usps", "protein")
-REGRESSION = ("protein",)
 NUM_INDUCING = (100, 200, 500)
-NEAR = 0.002
-"""A density this much below its final value has arrived."""
 GRACE = 300.0
 """Seconds beyond the limit for imports, scores and the last step, before a process is ended."""
 
@@ -122,123 +119,6 @@ def run(
         "python": platform.python_version(),
         **outcome,
     }
-
-
-def arrival(record: Record) -> float | None:
-    """Seconds until the final test log density, less 0.002, was first seen; None without a trace.
-
-    As fine as the trace: the fit's own seconds are its last entry.
-    """
-    if not record.get("trace"):
-        return None
-    final = record["log_density"] - NEAR
-    seen = (seconds for seconds, density, _ in record["trace"] if density >= final)
-    return float(next(seen, record["seconds"]))
-
-
-def ours_to_its_bound(peer: Record, found: Iterable[Record]) -> float | None:
-    """Seconds of ours until a peer's final ELBO, less 1e-5 per datum, was first seen; None if never."""
-    if peer["contender"] not in SAME_BOUND:
-        return None
-    ours = SAME_BOUND[peer["contender"]][peer["dataset"] in REGRESSION]
-    record = next((r for r in found if r["contender"] == ours and "failure" not in r), None)
-    if record is None:
-        return None
-    enough = peer["elbo"] - TOLERANCE * peer["num_data"]
-    seen = [(seconds, elbo) for seconds, _, elbo in record["trace"]]
-    return next(
-        (s for s, elbo in [*seen, (record["seconds"], record["elbo"])] if elbo >= enough), None
-    )
-
-
-def describe(record: Record) -> str:
-    """A record in one line."""
-    size = f", M = {record['num_inducing']}" if record["num_inducing"] else ""
-    start = f"{record['dataset']}{size}, {record['contender']}:"
-    if "failure" in record:
-        return f"{start} {record['failure']}"
-    ended = f" ({record['note']})" if record["note"] else ""
-    return f"{start} {record['seconds']:.4g} s, test log density {record['log_density']:.4f}{ended}"
-
-
-def _number(value: float | None, digits: str) -> str:
-    return "–" if value is None else format(value, digits)
-
-
-def _row(record: Record, third: str, found: Sequence[Record]) -> str:
-    name = SPARSE[record["contender"]].label
-    if "failure" in record:
-        cells = [record["failure"], "", "", "", "", "", ""]
-    else:
-        cells = [
-            _number(record["seconds"], ".3g"),
-            _number(arrival(record), ".3g"),
-            _number(record["log_density"], ".4f"),
-            _number(record[third], ".4f"),
-            _number(record["elbo"], ".1f"),
-            _number(ours_to_its_bound(record, found), ".3g"),
-            record["note"],
-        ]
-    return f"| {' | '.join([name, *cells])} |"
-
-
-def table(found: Iterable[Record]) -> str:
-    """Fits on one data set, with one M, as a table; those without inducing inputs stand in each."""
-    rows = sorted(found, key=lambda record: list(SPARSE).index(record["contender"]))
-    regression = rows[0]["dataset"] in REGRESSION
-    third = "rmse" if regression else "accuracy"
-    heads = [
-        "",
-        "seconds",
-        "to its density",
-        "test log density",
-        "RMSE" if regression else "accuracy",
-        "ELBO",
-        "ours to its ELBO",
-        "remark",
-    ]
-    lines = [f"| {' | '.join(heads)} |", "|---|" + 6 * "---:|" + "---|"]
-    return "\n".join(lines + [_row(record, third, rows) for record in rows])
-
-
-def markdown(found: Iterable[Record]) -> str:
-    """All tables, and the versions."""
-    found = list(found)
-    settings = sorted(
-        {
-            (r["dataset"], r["num_inducing"], r["train_z"], r["rows"])
-            for r in found
-            if r["num_inducing"]
-        },
-        key=lambda s: (s[0], s[2], s[3] or 0, s[1]),
-    )
-    parts = [
-        "# Sparse models: whole fits\n",
-        "Seconds from building the model until it is trained; *to its density*: until its own final "
-        f"test log density, less {NEAR:g}, was first seen; *ours to its ELBO*: seconds of "
-        "SparseCVIModel, with the same likelihood, until the row's final ELBO, less "
-        f"{TOLERANCE:g} per datum, was first seen. The first of five folds; "
-        "`python -m benchmarks.sparse --help` says what is the same for all.\n",
-    ]
-    for dataset, num_inducing, train_z, rows in settings:
-        here = [
-            r
-            for r in found
-            if (r["dataset"], r["rows"]) == (dataset, rows)
-            and (r["num_inducing"], r["train_z"]) in ((num_inducing, train_z), (None, False))
-        ]
-        trained = "trained" if train_z else "fixed"
-        title = (
-            f"{dataset}, N = {here[0]['num_data']}, M = {num_inducing}, inducing inputs {trained}"
-        )
-        parts.append(f"## {title}\n\n{table(here)}\n")
-    versions = sorted(
-        {f"{name} {v}" for r in found for name, v in r.get("versions", {}).items()}
-        | {f"Python {r['python']}" for r in found}
-    )
-    machines = sorted({f"{r['processor']}, {r['threads']} threads" for r in found})
-    parts.append(f"{'; '.join(machines)}. {', '.join(versions)}.\n")
-    return "\n".join(parts)
 
 
 def compare(

@@ -20,6 +20,13 @@ from .evidence import (
 )
 from .inducing_points import inducing_points
 from .inference.reports import InferenceResult
+from .integration import (
+    ChainReport,
+    HyperparameterPosterior,
+    Marginal,
+    MixturePosterior,
+    integrate_hyperparameters,
+)
 from .linalg import linear_algebra, set_linear_algebra
 from .models import (
     CollapsedModel,
@@ -40,6 +47,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AnnealingResult",
     "CVIModel",
+    "ChainReport",
     "CheckpointError",
     "CollapsedModel",
     "ConvergenceWarning",
@@ -48,6 +56,7 @@ __all__ = [
     "EvidenceEstimate",
     "FitResult",
     "GPflowHybridError",
+    "HyperparameterPosterior",
     "InducingSites",
     "InferenceResult",
     "InferredModel",
@@ -55,6 +64,8 @@ __all__ = [
     "InvalidPosteriorError",
     "LaplaceModel",
     "LargeModelWarning",
+    "Marginal",
+    "MixturePosterior",
     "NonFiniteError",
     "ObjectiveComparison",
     "ObjectiveFit",
@@ -73,6 +84,7 @@ __all__ = [
     "evidence",
     "fit",
     "inducing_points",
+    "integrate_hyperparameters",
     "likelihoods",
     "linear_algebra",
     "set_linear_algebra",

@@ -5,11 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gpflow
 import numpy as np
 import pytest
 
 import gpflow_hybrid as gh
-from benchmarks import sparse, sparse_floor, sparse_grid
+from benchmarks import (
+    sparse,
+    sparse_figure,
+    sparse_floor,
+    sparse_folds,
+    sparse_grid,
+    sparse_tables,
+)
 from benchmarks.peers import environments, minibatches, sparse_outcome
 from benchmarks.peers.contenders import CONTENDERS
 from benchmarks.peers.sparse_contenders import SPARSE
@@ -110,22 +118,24 @@ def test_the_last_of_equal_fits_counts(tmp_path: Path) -> None:
 
 
 def test_the_first_time_its_density_was_seen() -> None:
-    assert sparse.arrival(fit("sparse_cvi_elbo")) == 2.0
-    assert sparse.arrival(fit("sparse_cvi_elbo", log_density=-0.2)) == 9.0
-    assert sparse.arrival(fit("sparse_boosting", trace=[])) is None
+    assert sparse_tables.arrival(fit("sparse_cvi_elbo")) == 2.0
+    assert sparse_tables.arrival(fit("sparse_cvi_elbo", log_density=-0.2)) == 9.0
+    assert sparse_tables.arrival(fit("sparse_boosting", trace=[])) is None
 
 
 def test_the_first_time_ours_had_its_bound() -> None:
     peer, ours = fit("sparse_svgp_lbfgs"), fit("sparse_cvi_squeezed")
-    assert (
-        sparse.ours_to_its_bound(peer, [peer, ours]) == 3.0
-    )  # −80.001 is near enough for 240 data
-    assert sparse.ours_to_its_bound(peer, [peer, {**ours, "trace": []}]) == 9.0
-    assert sparse.ours_to_its_bound(peer, [peer, {**ours, "trace": [], "elbo": -81.0}]) is None
-    assert sparse.ours_to_its_bound(peer, [peer, fit("sparse_cvi_elbo")]) is None
-    assert sparse.ours_to_its_bound(ours, [peer, ours]) is None
+    late = {**peer, "trace": [(6.0, -0.2, -80.002)]}  # near enough for 240 data
+    assert sparse_tables.against_ours(peer, [peer, ours]) == ("3", "1.0")
+    assert sparse_tables.against_ours(late, [peer, ours]) == ("3", "2.0")
+    assert sparse_tables.against_ours({**late, "elbo": -90.0}, [ours]) == ("2", "3.0")
+    assert sparse_tables.against_ours(late, [{**ours, "trace": []}]) == ("9", "0.7")
+    below = {**ours, "trace": [], "elbo": -81.0}
+    assert sparse_tables.against_ours(peer, [peer, below]) == ("never", "–")
+    assert sparse_tables.against_ours(peer, [fit("sparse_cvi_elbo")]) == ("–", "–")
+    assert sparse_tables.against_ours(ours, [peer, ours]) == ("–", "–")
     regression = {**peer, "dataset": "protein"}
-    assert sparse.ours_to_its_bound(regression, [fit("sparse_cvi_elbo")]) == 3.0
+    assert sparse_tables.against_ours(regression, [fit("sparse_cvi_elbo")]) == ("3", "1.0")
 
 
 def test_tables() -> None:
@@ -140,11 +150,14 @@ def test_tables() -> None:
     first, second = text.split("## banana")[1:]
     assert "N = 240, M = 10, inducing inputs fixed" in first
     assert first.index("SparseCVIModel, ELBO") < first.index("GPflow SVGP, L-BFGS")
-    assert "| 9 | 2 | -0.2500 | 0.9000 | -80.0 | – | stopped after 600 s |" in first
+    assert "| 9 | 2 | -0.2500 | 0.9000 | -80.0 | 3 | – | – | stopped after 600 s |" in first
     assert "| not installed; --peers installs it |" in first
     assert "M = 20" in second
     for part in (first, second):
-        assert "| scikit-learn HistGradientBoosting | 9 | – | -0.2500 | 0.9000 | – | – |  |" in part
+        assert (
+            "| scikit-learn HistGradientBoosting | 9 | – | -0.2500 | 0.9000 | – | – | – | – |  |"
+            in part
+        )
     assert text.rstrip().endswith("one, 2 threads. Python 3, numpy 1.0.")
 
 
@@ -229,3 +242,99 @@ def test_grid_has_rows_of_both_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(counts) == 4
     assert failures == 0
     assert all(0.4 < share < 0.9 for share in seen)  # 0.65 of all
+
+
+def folds_of(dataset: str = "banana", num_inducing: int = 5, **others: Any) -> list[dict[str, Any]]:
+    """Records of all folds with both objectives; EP-like is better by 0.01 and a little."""
+    return [
+        {
+            **sparse_folds.Fit(dataset, num_inducing, objective, fold, None, 100)._asdict(),
+            "num_data": 240,
+            "test_log_density": -0.3 + 0.02 * fold + 0.01 * gain + 1e-4 * fold * gain,
+            "accuracy": 0.9 + 0.01 * (gain if fold == 2 else 0),
+            "log_lengthscale": float(fold),
+            "log_sigma": 1.0 + gain,
+            "evaluations": 10 + 5 * gain,
+            "status": "max_iterations" if fold == 4 else "converged",
+            **others,
+        }
+        for fold in range(5)
+        for gain, objective in enumerate(sparse_folds.OBJECTIVES)
+    ]
+
+
+def test_five_folds_are_compared_in_pairs() -> None:
+    partial = folds_of(num_inducing=10)[:-1]
+    lines = sparse_folds.markdown([*folds_of("usps", 20), *partial, *folds_of()]).splitlines()
+    banana, usps = lines[-2:]
+    assert banana.startswith(
+        "| banana | 240 | 5 | -0.2600 ± 0.0283 | **-0.2498 ± 0.0284** | +0.0102 ± 0.0001 | < 0.001 |"
+    )
+    # One fold of five differs: t = 1 with four degrees of freedom.
+    assert (
+        "| 0.9000 ± 0.0000 | 0.9020 ± 0.0040 | 0.374 | 2.00, 1.00 | 2.00, 2.00 | 10 / 15 |"
+        in banana
+    )
+    assert banana.endswith("| 8 converged, 2 at the limit of 100 |")
+    assert usps.startswith("| usps | 240 | 20 |")
+    assert "| banana | 240 | 10 |" not in "\n".join(lines)  # a fold is missing
+
+
+def test_a_run_over_folds_goes_on_where_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sparse_folds, "NUM_FOLDS", 2)
+    fits = list(sparse_folds.plan(["banana"], [10], sparse_folds.OBJECTIVES, 200, 30))
+    sparse_folds.carry_out(fits[:3], tmp_path)
+    assert "| banana, 200 rows | 200 | 10 |" not in (tmp_path / "folds.md").read_text()
+    capsys.readouterr()
+    sparse_folds.carry_out(fits, tmp_path)
+    assert len(capsys.readouterr().out.splitlines()) == 1
+    assert "| banana, 200 rows | 200 | 10 |" in (tmp_path / "folds.md").read_text()
+    found = sparse_folds.load(tmp_path / "folds.jsonl")
+    assert list(found) == fits
+    for fit, record in found.items():
+        # The record is that of the model it says: its objective has its optimum there.
+        assert record["status"] == "converged"
+        assert record["num_data"] == 200
+        problem = sparse_folds.load_problem("banana", fit.fold, 200)
+        value = value_at(problem, fit.objective, record["log_lengthscale"], record["log_sigma"])
+        assert value == pytest.approx(record["value"], abs=1e-6)
+        for step in (-0.1, 0.1):
+            aside = value_at(
+                problem, fit.objective, record["log_lengthscale"] + step, record["log_sigma"]
+            )
+            assert aside < value
+
+
+def value_at(problem: Any, objective: Any, log_lengthscale: float, log_sigma: float) -> float:
+    kernel = gpflow.kernels.Matern52(np.exp(2.0 * log_sigma), np.exp(log_lengthscale))
+    Z = gh.inducing_points(problem.X_train, 10)
+    likelihood = gh.likelihoods.ProbitBernoulli()
+    model = gh.SparseCVIModel(kernel, likelihood, Z, objective=objective)
+    return -float(model.training_loss((problem.X_train, problem.Y_train)))
+
+
+def test_a_figure_of_both_comparisons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for record in (*folds_of(), *folds_of(num_inducing=10), *folds_of("usps")):
+        sparse.append(tmp_path / "folds.jsonl", record)
+    drawn: list[Any] = []
+    monkeypatch.setattr(sparse_figure.plt, "close", drawn.append)
+    assert sparse_figure.draw("banana", tmp_path).stat().st_size > 10_000
+    (axis,) = drawn[-1].axes
+    assert list(axis.get_xticks()) == [5, 10]
+    for record in (
+        fit("sparse_svgp_lbfgs"),
+        fit("sparse_svgp_lbfgs", num_inducing=20, log_density=-0.2),
+        fit("sparse_cvi_ep_like", rows=200),
+        fit("sparse_boosting", num_inducing=None, trace=[], log_density=-0.3),
+        {**fit("sparse_gpytorch_adam"), "failure": "not installed"},
+    ):
+        sparse.append(tmp_path / "fits.jsonl", record)
+    sparse_figure.draw("banana", tmp_path)
+    _, right = drawn[-1].axes
+    svgp, boosting = right.lines
+    # Seconds to the final density, less 0.002; only what is seen at the end has the other one.
+    np.testing.assert_array_equal(svgp.get_xydata(), [[2.0, -0.25], [9.0, -0.2]])
+    assert set(boosting.get_ydata()) == {-0.3}
+    assert [text.get_text() for text in right.texts] == ["10", "20"]

@@ -8,6 +8,7 @@ from typing import Any
 import gpflow
 import numpy as np
 import tensorflow as tf
+import tensorflow_probability as tfp
 import tf_keras
 
 from . import minibatches, stopping
@@ -16,8 +17,15 @@ from .sparse_outcome import Clock, SparseFit, classified, finished, regressed
 
 
 def kernel_for(X: np.ndarray) -> gpflow.kernels.Kernel:
-    """Where all contenders start: an isotropic Matérn-5/2 with ``ℓ = √D``, ``σ = 1``."""
-    return gpflow.kernels.Matern52(lengthscales=np.sqrt(X.shape[1]))
+    """Where all contenders start: an isotropic Matérn-5/2 with ``ℓ = √D``, ``σ = 1``, trained in logs.
+
+    On some of the data σ² rises to millions, to which softplus, linear there, is a long way.
+    """
+    kernel = gpflow.kernels.Matern52()
+    in_logs = tfp.bijectors.Exp()
+    kernel.lengthscales = gpflow.Parameter(np.sqrt(X.shape[1]), transform=in_logs)
+    kernel.variance = gpflow.Parameter(1.0, transform=in_logs)
+    return kernel
 
 
 def scorer(

@@ -30,7 +30,9 @@ class Sparse(gpytorch.models.ApproximateGP):
         )
         super().__init__(strategy)
         self.mean_module = gpytorch.means.ZeroMean()
-        self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(nu=2.5))
+        in_logs = gpytorch.constraints.Positive(transform=torch.exp, inv_transform=torch.log)
+        matern = gpytorch.kernels.MaternKernel(nu=2.5, lengthscale_constraint=in_logs)
+        self.covar_module = gpytorch.kernels.ScaleKernel(matern, outputscale_constraint=in_logs)
         self.covar_module.outputscale = 1.0
         self.covar_module.base_kernel.lengthscale = float(np.sqrt(Z.shape[1]))
 

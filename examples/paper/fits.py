@@ -30,7 +30,7 @@ def compute_fit(
     else:
         model, how = _by_lbfgs(problem, way, learner, max_iterations)
     seconds = time.perf_counter() - began
-    return {**_tested(model, problem), **how, "training_seconds": seconds}
+    return {**tested(model, problem), **how, "training_seconds": seconds}
 
 
 def _alternating(
@@ -69,7 +69,8 @@ def _by_lbfgs(
     }
 
 
-def _tested(model: gh.SiteModel, problem: Problem) -> dict[str, float]:
+def tested(model: gh.SiteModel | gh.SparseCVIModel, problem: Problem) -> dict[str, float]:
+    """Scores on the other part, and where the kernel's parameters are."""
     probability, _ = model.predict_y(problem.X_test)
     densities = model.predict_log_density((problem.X_test, problem.Y_test))
     return {

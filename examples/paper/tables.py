@@ -38,9 +38,10 @@ class Cell:
     deviation: float
     is_better: bool = False
     """Better than its counterpart, by a paired t-test at 0.05."""
+    digits: int = 3
 
     def __str__(self) -> str:
-        text = f"{self.mean:.3f} ± {self.deviation:.3f}"
+        text = f"{self.mean:.{self.digits}f} ± {self.deviation:.{self.digits}f}"
         return f"**{text}**" if self.is_better else text
 
 
@@ -84,11 +85,10 @@ def _folds(plan: TablePlan, method: str, store: ResultStore) -> list[dict[str, A
 
 
 def _line(plan: TablePlan, way: str, fits: Sequence[list[dict[str, Any]]]) -> Line:
-    accuracy, p_accuracy = _cells(fits, "accuracy")
-    density, p_density = _cells(fits, "test_log_density")
+    accuracy, p_accuracy = cells(fits, "accuracy")
+    density, p_density = cells(fits, "test_log_density")
     every = [fit for method in fits for fit in method]
     limit = plan.paper_iterations if way == "paper" else plan.max_iterations
-    words = {"max_iterations": f"at the limit of {limit}"}
     return Line(
         _title(plan),
         way,
@@ -96,12 +96,16 @@ def _line(plan: TablePlan, way: str, fits: Sequence[list[dict[str, Any]]]) -> Li
         density,
         None if p_accuracy is None or p_density is None else (p_accuracy, p_density),
         len(fits[0]),
-        ", ".join(
-            f"{count} {words.get(status, status)}"
-            for status, count in collections.Counter(fit["status"] for fit in every).items()
-        ),
+        ending_counts(every, limit),
         float(np.mean([fit["training_seconds"] for fit in every])),
     )
+
+
+def ending_counts(fits: Sequence[dict[str, Any]], limit: int) -> str:
+    """How fits ended, with counts; ``limit`` is that of their iterations."""
+    words = {"max_iterations": f"at the limit of {limit}"}
+    counts = collections.Counter(fit["status"] for fit in fits)
+    return ", ".join(f"{count} {words.get(status, status)}" for status, count in counts.items())
 
 
 def _title(plan: TablePlan) -> str:
@@ -114,22 +118,19 @@ def _title(plan: TablePlan) -> str:
     return ", ".join(parts)
 
 
-def _cells(
-    fits: Sequence[list[dict[str, Any]]], quantity: str
+def cells(
+    fits: Sequence[list[dict[str, Any]]], quantity: str, digits: int = 3
 ) -> tuple[tuple[Cell, ...], float | None]:
+    """A quantity of one or two methods over the folds, and the p-value of two on several folds."""
     values = [np.array([fit[quantity] for fit in method]) for method in fits]
-    cells = [(float(v.mean()), float(v.std())) for v in values]
-    if len(values) == 1:
-        return (Cell(*cells[0]),), None
-    if len(values[0]) == 1:  # nothing to be tested
-        return tuple(Cell(*cell) for cell in cells), None
+    found = [Cell(float(v.mean()), float(v.std()), digits=digits) for v in values]
+    if len(values) == 1 or len(values[0]) == 1:  # nothing to be tested
+        return tuple(found), None
     p = paired_p_value(*values)
-    significant = p < SIGNIFICANCE
-    first, second = cells
-    return (
-        Cell(*first, significant and first[0] > second[0]),
-        Cell(*second, significant and second[0] > first[0]),
-    ), p
+    if p < SIGNIFICANCE:
+        better = int(found[1].mean > found[0].mean)
+        found[better] = dataclasses.replace(found[better], is_better=True)
+    return tuple(found), p
 
 
 def paired_p_value(a: np.ndarray, b: np.ndarray) -> float:
@@ -177,7 +178,7 @@ def as_rows(found: Sequence[Line]) -> list[tuple[str, ...]]:
             [str(c) for c in cells] if len(cells) == 2 else [str(cells[0]), ""]
             for cells in (line.accuracy, line.log_density)
         )
-        p = ("", "") if line.p_values is None else tuple(_rounded(p) for p in line.p_values)
+        p = ("", "") if line.p_values is None else tuple(rounded_p(p) for p in line.p_values)
         seconds = "" if math.isnan(line.seconds) else f"{line.seconds:.1f}"
         rows.append(
             (
@@ -193,5 +194,6 @@ def as_rows(found: Sequence[Line]) -> list[tuple[str, ...]]:
     return rows
 
 
-def _rounded(p: float) -> str:
+def rounded_p(p: float) -> str:
+    """A p-value in three digits."""
     return "< 0.001" if p < 0.001 else f"{p:.3f}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from ..priors.inducing import Projection
 from ..priors.protocol import Array
 from .inducing import InducingPosterior, Pair
 from .newton import per_datum
+from .removal import removable
 
 
 @dataclasses.dataclass
@@ -60,12 +62,31 @@ class Block:
         mean = np.stack([project(t, h) for t, h in zip(T, q.h, strict=True)], 1)
         return T, mean + self.mean, np.stack([squared_norms(t) for t in T], 1)
 
-    def slopes_at(self, q: InducingPosterior) -> Slopes:
-        """The same of the objective."""
-        local = self.at(q, curvature=True)
-        if self.slopes is None:
-            self.slopes = Slopes.at(local.moments, self.likelihood.ratios(local.moments))
+    def slopes_at(self, q: InducingPosterior, alpha: float | None) -> Slopes:
+        """The same of the objective.
+
+        :param alpha: its power, if sites may be taken out of q in part.
+        """
+        moments = self.at(q, curvature=True).moments
+        if self.slopes is not None:
+            return self.slopes
+        if alpha is None:
+            self.slopes = Slopes.at(moments, self.likelihood.ratios(moments))
+        else:
+            m, v, sites = moments.m, moments.v, moments.sites
+            removal = removable(alpha, sites.lambda_2, v, self.prior_variance)
+            if removal.num_parts:
+                moments = moments._replace(part=removal.part)
+            ratios, bar = removal.pull_back(self.likelihood.ratios(moments), m, v, sites)
+            found = Slopes.at(moments, ratios)
+            self.slopes = found._replace(prior_variance_bar=bar, num_parts=removal.num_parts)
         return self.slopes
+
+    @functools.cached_property
+    def prior_variance(self) -> Array:
+        """``diag AᵀA``, ``[N, L]``."""
+        found = np.stack([squared_norms(p.A) for p in self.projections], 1)
+        return np.broadcast_to(found, self.mean.shape)
 
 
 class Local(NamedTuple):
@@ -96,16 +117,22 @@ class Slopes(NamedTuple):
     ratios: RatioGradients
     weights: SiteWeights
     """Of ``∂E/∂m`` and ``−2 ∂E/∂v``."""
+    moments: Moments
+    prior_variance_bar: Array | None = None
+    """What φ changes with the prior's variances but by way of q, where it does."""
+    num_parts: int = 0
+    """Data whose sites are not taken out of q as a whole."""
 
     @classmethod
     def at(cls, moments: Moments, ratios: RatioGradients) -> Slopes:
         """``c₁ = d₁`` and ``c₂ = d₂ + m d₁``, with d the derivatives in λ₁ and λ₂."""
         m, v = moments.m, moments.v
         d1, d2 = ratios.lambda_1 + m, ratios.lambda_2 - 0.5 * (m * m + v)
-        return cls(ratios, SiteWeights(d1, d2 + m * d1))
+        return cls(ratios, SiteWeights(d1, d2 + m * d1), moments)
 
-    def in_marginals(self, moments: Moments, weights: SiteWeights) -> tuple[Array, Array]:
+    def in_marginals(self, weights: SiteWeights) -> tuple[Array, Array]:
         """Derivatives of φ in m and v ``[N, L]``, with such weights on ``∂E/∂m`` and ``∂E/∂v``."""
+        moments = self.moments
         mm, mv, vm, vv = moments.curvature
         a, b = (x.T for x in weights)
         own = moments.sites.lambda_2 * (self.ratios.lambda_1 + moments.m)

@@ -159,8 +159,8 @@ def _with_parameters(
     remarks.make(found.solution.residual, said)
     if num_own == 0 or not found.solution.has_started:
         return found, np.zeros(num_own)
-    at = (found.q.mean, found.q.variance, *found.solution.sites, *found.weights)
-    own = yield method.parameter_question(*at)
+    sites = found.solution.sites if found.removed is None else found.removed
+    own = yield method.parameter_question(*found.q[:2], *sites, *found.weights)
     return found, own.in_a_row
 
 

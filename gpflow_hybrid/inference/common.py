@@ -74,15 +74,20 @@ class Collapse(NamedTuple):
     variance_bar: Array | None = None
     remarks: tuple[str, ...] = ()
     """What the user ought to know of value or gradient."""
+    removed: SiteValues | None = None
+    """What the ratios take out of q, if it is not λ*."""
+    prior_variance_bar: Array | None = None
+    """``∂L/∂(diag K)`` beside that by way of q, if there is one."""
 
     def prior_adjoint(self) -> tuple[Array, ...]:
         """The total derivatives in the arrays that the prior was made of."""
         assert self.covariance is not None
-        assert self.mean_bar is not None
-        assert self.variance_bar is not None
         lambda_1, lambda_2 = self.solution.sites
         beta = lambda_1 - lambda_2 * self.q.mean
-        return self.covariance.adjoint(beta.T, self.mean_bar.T, self.variance_bar.T)
+        assert self.mean_bar is not None
+        assert self.variance_bar is not None
+        own = None if self.prior_variance_bar is None else self.prior_variance_bar.T
+        return self.covariance.adjoint(beta.T, self.mean_bar.T, self.variance_bar.T, own)
 
 
 class FixedPoint(NamedTuple):

@@ -20,8 +20,9 @@ from . import inducing
 from .common import INVALID_START
 from .inducing import InducingPosterior, InducingSolution, Pair, SummedSites
 from .options import COLLAPSE, INDUCING
+from .removal import remarks_on
 from .row_sums import GradientSums, RowSums
-from .total_gradient import NO_CAVITY, NOT_EXACT
+from .total_gradient import NOT_EXACT
 
 
 class InducingCollapse(NamedTuple):
@@ -59,17 +60,18 @@ def from_warm_start(
 def at_solution(rows: RowSums, solution: InducingSolution) -> InducingCollapse:
     """The objective where inference has ended."""
     q = solution.q
-    if rows.alpha > 0.0:
-        found = rows.linearise(q)
-        w, error = weights(rows, q, found.slope)
-        if np.isfinite(found.value) and np.isfinite(w.flat()).all():
-            assert solution.step is not None
-            value = found.value - q.kl + float(w.flat() @ q.in_units(solution.step).flat())
-            remarks = (NOT_EXACT.format(error),) if error > COLLAPSE.gradient_error else ()
-            return InducingCollapse(solution, value, rows.pull_back(q, w), remarks)
-    # Where a cavity does not exist the bound stands in, so that an optimiser can back away.
-    remarks = (NO_CAVITY,) if rows.alpha > 0.0 else ()
-    return InducingCollapse(solution, solution.elbo, rows.pull_back(q, None), remarks)
+    if rows.alpha == 0.0:
+        return InducingCollapse(solution, solution.elbo, rows.pull_back(q, None))
+    found = rows.linearise(q)
+    w, error = weights(rows, q, found.slope)
+    if not (np.isfinite(found.value) and np.isfinite(w.flat()).all()):
+        return InducingCollapse(solution._replace(status=INVALID_START), np.nan, None)
+    assert solution.step is not None
+    value = found.value - q.kl + float(w.flat() @ q.in_units(solution.step).flat())
+    remarks = remarks_on(found.num_parts, found.num_data)
+    if error > COLLAPSE.gradient_error:
+        remarks = (*remarks, NOT_EXACT.format(error))
+    return InducingCollapse(solution, value, rows.pull_back(q, w), remarks)
 
 
 def weights(rows: RowSums, q: InducingPosterior, slope: Pair) -> tuple[Pair, float]:

@@ -60,6 +60,11 @@ class CollapseOptions:
     """Relative error of the weights in the total gradient, an order below that of Σ."""
     gradient_error: float = 1e-5
     """Relative error of the solved system above which the gradient is not called exact."""
+    widest_cavity: float = 2.0
+    """Variance of a cavity, in prior variances, up to which a whole site is taken out of q; at most one
+    where no other site is negative."""
+    removable_leverage: float = 0.5
+    """``αλ₂v`` up to which one is, however wide q is."""
 
 
 @dataclasses.dataclass(frozen=True)

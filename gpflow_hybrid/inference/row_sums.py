@@ -34,6 +34,9 @@ class ObjectiveSums(NamedTuple):
     """``Σ φ``, with ``φ = ℓ_α + E_q[log t]`` at the sites that q says."""
     slope: Pair
     """What ``φ − E`` changes with q: the ELBO is stationary."""
+    num_parts: int
+    """Data whose sites are taken out of q in part."""
+    num_data: int
 
 
 class SiteSummary(NamedTuple):
@@ -69,10 +72,20 @@ class RowSums:
 
     :param rows: read again for every sum if their projections are too large to keep.
     :param alpha: the power of the objective.
+    :param in_parts: whether slopes and gradients are those of an objective that takes sites out of q in
+        part where need be, see :mod:`~gpflow_hybrid.inference.removal`.
     """
 
-    def __init__(self, prior: InducingPrior, make: Maker, rows: DataRows, alpha: float) -> None:
+    def __init__(
+        self,
+        prior: InducingPrior,
+        make: Maker,
+        rows: DataRows,
+        alpha: float,
+        in_parts: bool = False,
+    ) -> None:
         self.prior, self.make, self.rows, self.alpha = prior, make, rows, alpha
+        self.power_of_parts = alpha if in_parts else None
         self.rows_of_block = max(256, tuning.PROJECTED_ELEMENTS // len(prior.chol[0]))
         self._kept: list[Block] | None = None
 
@@ -115,7 +128,7 @@ class RowSums:
             _, m, v = block.marginals(q)
             E = block.likelihood.expectations(m, v, largest)
         else:
-            m, _, E, _ = block.at(q).moments
+            m, _, E, *_ = block.at(q).moments
         lambda_2 = -2.0 * E.variance
         lambda_1 = E.mean + lambda_2 * (m - block.mean)
         A = [block.projection(i) for i in range(len(q.h))]
@@ -227,29 +240,31 @@ class RowSums:
         """The objective and how it changes with q; α > 0."""
         return self._sum(self._linearise, q)
 
-    @staticmethod
-    def _linearise(block: Block, q: InducingPosterior) -> ObjectiveSums:
-        slopes, at = block.slopes_at(q), block.at(q)
+    def _linearise(self, block: Block, q: InducingPosterior) -> ObjectiveSums:
+        slopes, at = block.slopes_at(q, self.power_of_parts), block.at(q)
         E = at.moments.E
-        m_bar, v_bar = slopes.in_marginals(at.moments, slopes.weights)
+        m_bar, v_bar = slopes.in_marginals(slopes.weights)
         slope = at.summed((m_bar - E.mean).T, (E.variance - v_bar).T)
-        return ObjectiveSums(slopes.ratios.value + _expected_log_sites(at.moments), slope)
+        value = slopes.ratios.value + _expected_log_sites(at.moments)
+        return ObjectiveSums(value, slope, slopes.num_parts, len(block.X))
 
     def pull_back(self, q: InducingPosterior, w: Pair | None) -> GradientSums:
         """Of ``Σ φ + wᵀG``, or of ``Σ E`` where there are no weights."""
         return self._sum(self._pull_back, q, w)
 
     def _pull_back(self, block: Block, q: InducingPosterior, w: Pair | None) -> GradientSums:
+        k_bar = None
         if w is None:
             at = block.at(q)
             m_bar, v_bar = at.moments.E.mean, at.moments.E.variance
             pulled = block.likelihood.pull_back(at.moments, None)
         else:
-            slopes, at = block.slopes_at(q), block.at(q)
+            slopes, at = block.slopes_at(q, self.power_of_parts), block.at(q)
+            k_bar = slopes.prior_variance_bar
             wa, wb = at.of_rows(w)
             weights = SiteWeights(slopes.weights.a + wa.T, slopes.weights.b + wb.T)
-            m_bar, v_bar = slopes.in_marginals(at.moments, weights)
-            pulled = block.likelihood.pull_back(at.moments, weights)
+            m_bar, v_bar = slopes.in_marginals(weights)
+            pulled = block.likelihood.pull_back(slopes.moments, weights)
         num_parts = len(block.projections)
         A_bars: list[Any] = [0.0] * num_parts
         for i, (t, C) in enumerate(zip(at.T, q.chol, strict=True)):
@@ -260,6 +275,8 @@ class RowSums:
                 t_bar += product(w.B[i], t * (2.0 * at.moments.sites.lambda_2[:, i]))
             part = 0 if num_parts == 1 else i
             A_bars[part] = A_bars[part] + solve_lower(C, t_bar, transpose=True)
+            if k_bar is not None:
+                A_bars[part] += 2.0 * block.projection(i) * k_bar[:, i]
         residual = pulled.variance.T
         residual = np.sum(residual, 0, keepdims=True) if num_parts == 1 else residual
         bars = [ProjectionBar(*x) for x in zip(A_bars, residual, strict=True)]

@@ -49,16 +49,12 @@ from .newton import NewtonSystem, per_datum
 from .options import COLLAPSE
 from .own_parameters import parameter_question
 from .questions import CURVATURE, EXPECTATIONS, ROUGH_CURVATURE, Iteration, ratios
+from .removal import remarks_on, removable
 from .reports import OWN_QUADRATURE_ERROR
 from .variational import Evaluation, assess, evaluate, newton, newton_direction, newton_system
 
 NOT_EXACT = (
     "The total gradient is not exact at these hyperparameters; its relative error is {:.1e}."
-)
-
-NO_CAVITY = (
-    "A cavity does not exist at these hyperparameters; the training loss falls back to the ELBO, a "
-    "lower bound of the objective."
 )
 
 
@@ -97,17 +93,20 @@ def collapse(
     solution = solution._replace(sites=end.sites, value=end.elbo, residual=end.residual_norm)
     adjoint, weights = _bound(end), SitePair(np.zeros_like(end.q.mean), np.zeros_like(end.q.mean))
     remarks: tuple[str, ...] = ()
+    removed, prior_variance_bar = end.sites, None
     if alpha > 0.0:
-        ratio = yield ratios(alpha)(end.q.mean, end.q.variance, *end.sites)
+        m, v = end.q.mean, end.q.variance
+        removal = removable(alpha, end.sites.lambda_2, v, prior.variance)
+        removed = removal.of(end.sites)
+        ratio = yield ratios(alpha)(m, v, *removed)
+        ratio, prior_variance_bar = removal.pull_back(ratio, m, v, end.sites)
         weights, error = _weights(system, end, ratio)
-        # Where a cavity does not exist L_α does not either; the ELBO, its lower bound, stands in, so that
-        # an optimiser can back away.
-        has_cavities = (alpha * end.sites.lambda_2 * end.q.variance < 1.0).all()
-        if has_cavities and np.isfinite(weights.rows).all():
-            adjoint = _total_adjoint(system, end, ratio, weights)
-            remarks = (NOT_EXACT.format(error),) if error > COLLAPSE.gradient_error else ()
-        else:
-            remarks = (NO_CAVITY,)
+        if not (np.isfinite(ratio.value) and np.isfinite(weights.rows).all()):
+            return no_collapse(solution._replace(status=INVALID_START))
+        adjoint = _total_adjoint(system, end, ratio, weights)
+        remarks = remarks_on(removal.num_parts, len(m))
+        if error > COLLAPSE.gradient_error:
+            remarks = (*remarks, NOT_EXACT.format(error))
     # Σ is that of the step before the last. With λ₂ = λ₂' − b, A'Λ' = AΛ + ABAᵀ to first order: v̄ − ½b
     # takes the place of v̄. What b changes in A diag(v̄) Aᵀ and A m̄ is left out: a relative error of
     # these, which vanish for the ELBO, of the size of b.
@@ -121,6 +120,8 @@ def collapse(
         adjoint.mean,
         adjoint.variance - 0.5 * b,
         remarks,
+        removed,
+        prior_variance_bar,
     )
 
 
@@ -217,16 +218,10 @@ def likelihood_value(
     q, sites, weights = fixed
     if alpha == 0.0:
         return tilted_log_prob(likelihood, X, Y, q.mean, q.variance, *sites, alpha)
-    # The ELBO stands in where there is no L_α. What is not taken stays finite: its gradient would be NaN.
-    exists = tf.reduce_all(alpha * sites.lambda_2 * q.variance < 1.0)
-    exists &= tf.reduce_all(tf.math.is_finite(weights.a) & tf.math.is_finite(weights.b))
-    zeros = tf.zeros_like(q.mean)
-    lambda_1, lambda_2, wa, wb = (tf.where(exists, x, zeros) for x in (*sites, *weights))
-    value = tilted_log_prob(likelihood, X, Y, q.mean, q.variance, lambda_1, lambda_2, alpha)
+    value = tilted_log_prob(likelihood, X, Y, q.mean, q.variance, *sites, alpha)
     E = expectation_gradients(likelihood, X, q.mean, q.variance, Y)
     # ρ_a = ∂E/∂m + …, ρ_b = −2 ∂E/∂v + …
-    value += tf.reduce_sum(wa * E.mean) - 2.0 * tf.reduce_sum(wb * E.variance)
-    return tf.where(exists, value, tf.reduce_sum(E.value))
+    return value + tf.reduce_sum(weights.a * E.mean) - 2.0 * tf.reduce_sum(weights.b * E.variance)
 
 
 @functools.cache

@@ -43,16 +43,16 @@ class MarginalisedProbit(ProjectedLikelihood):
         return tuple(diagonal(x) for x in (2.0 * at.E.variance, mv, mv, vv))
 
     def ratios(self, at: Moments) -> RatioGradients:
-        found = closed_ratio_gradients(self._log_expected, (at.m, at.v, *at.sites))
+        found = closed_ratio_gradients(self._log_expected, (at.m, at.v, *at.removed))
         assert found is not None
-        exists = np.all(at.sites.lambda_2 * at.v < 1.0)
+        exists = np.all(at.removed.lambda_2 * at.v < 1.0)
         return found if exists else found._replace(value=np.nan)
 
     def pull_back(self, at: Moments, weights: SiteWeights | None) -> Pulled:
         m, v, E = at.m, at.v, at.E
         if weights is None:
             return Pulled(-self.c2 * (0.5 * m * E.mean + v * E.variance), [])
-        cav = cavity(m, v, *at.sites, 1.0)
+        cav = cavity(m, v, *at.removed, 1.0)
         _, _, in_ratio = self._log_expected(cav.mean, cav.variance)
         mm, mv, _, vv = (np.einsum("nll->nl", x) for x in at.curvature)
         # ∂c/∂k̃ = −½c³: what k̃ changes in E_m and E_v

@@ -116,21 +116,16 @@ class OnArrays:
     def in_parameters(self, alpha: float) -> Callable[..., ParameterGradients]:
         """The derivatives of ``Σ ℓ_α + wᵀρ`` in the likelihood's parameters, from m, v, λ and w.
 
-        ``Σ π ∂log p`` with the tilted weights π, and ``w_a ∂E_m − 2 w_b ∂E_v`` for the residual; those of
-        ``Σ E`` alone where a cavity or w does not exist and the ELBO stands in.
+        ``Σ π ∂log p`` with the tilted weights π, and ``w_a ∂E_m − 2 w_b ∂E_v`` for the residual.
         """
 
+        def of_some(data: Observations, *arrays: Array) -> list[Any]:
+            return self._in_parameters(alpha, data, *arrays)
+
         def answer(data: Observations, *arrays: Array) -> ParameterGradients:
-            _, v, _, lambda_2, *weights = arrays
-            exists = (alpha * lambda_2 * v < 1.0).all() and np.isfinite(weights).all()
-            power = alpha if exists else 0.0
-
-            def of_some(data: Observations, *arrays: Array) -> list[Any]:
-                return self._in_parameters(power, data, *arrays)
-
-            num_nodes = covering_size(self._kind, v.shape[1])
-            found = _in_chunks(of_some, num_nodes, data, *arrays)
-            return ParameterGradients(np.array(found, v.dtype))
+            m = arrays[0]
+            found = _in_chunks(of_some, covering_size(self._kind, m.shape[1]), data, *arrays)
+            return ParameterGradients(np.array(found, m.dtype))
 
         return answer
 

@@ -30,12 +30,19 @@ class Moments(NamedTuple):
     E: ExpectationGradients
     curvature: tuple[Array, ...] = ()
     """``E_mm``, ``E_mv``, ``E_vm`` and ``E_vv``, ``[N, L, L]``, where they were asked for."""
+    part: Array | None = None
+    """``s``, the part of every site that ratios take out of q, if it is not the whole."""
 
     @property
     def sites(self) -> SiteValues:
         """``λ₁ = E_m + λ₂m`` and ``λ₂ = −2 E_v``: what q says of every datum, ``[N, L]``."""
         lambda_2 = -2.0 * self.E.variance
         return SiteValues(self.E.mean + lambda_2 * self.m, lambda_2)
+
+    @property
+    def removed(self) -> SiteValues:
+        """``sλ``: what ratios take out of q."""
+        return self.sites if self.part is None else SiteValues(*(self.part * x for x in self.sites))
 
 
 class SiteWeights(NamedTuple):

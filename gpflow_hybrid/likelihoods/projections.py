@@ -82,7 +82,7 @@ class Marginalised(ProjectedLikelihood):
     def _rules(self, at: Moments) -> Iterator[tuple[Any, Any, Any]]:
         """Nodes ``[Q, N, L]`` and log weights of q, with the data that each serves: the likelihood's own
         where they resolve the cavity, such that cover it too elsewhere."""
-        leverage = self.alpha * at.sites.lambda_2 * at.v
+        leverage = self.alpha * at.removed.lambda_2 * at.v
         large = self.is_scalar & (leverage > SMALL_LEVERAGE)
         if not large.all():
             log_weights = np.log(self.rule.weights)
@@ -90,12 +90,12 @@ class Marginalised(ProjectedLikelihood):
             nodes = at.m + np.sqrt(at.v) * self.rule.z[:, None, :]
             yield nodes, log_weights.reshape(-1, *axes), ~large
         if large.any():
-            cav = cavity(at.m, at.v, *at.sites, self.alpha)
+            cav = cavity(at.m, at.v, *at.removed, self.alpha)
             nodes, log_weights = covering_nodes(at.m, at.v, cav.mean, cav.variance, NUM_NODES[1])
             yield nodes, log_weights, large
 
     def _tilted(self, at: Moments) -> Iterator[Tilted]:
-        lambda_1, lambda_2 = at.sites
+        lambda_1, lambda_2 = at.removed
         for nodes, log_weights, served in self._rules(at):
             found = self.projected.at(nodes, False)
             log_t = (lambda_1 - 0.5 * lambda_2 * nodes) * nodes
@@ -108,7 +108,7 @@ class Marginalised(ProjectedLikelihood):
             yield Tilted(nodes, found, weights, total / self.alpha)
 
     def ratios(self, at: Moments) -> RatioGradients:
-        lambda_1, lambda_2 = at.sites
+        lambda_1, lambda_2 = at.removed
         value, d_m, d_v, d_1, d_2 = 0.0, *(np.zeros_like(at.m) for _ in range(4))
         for nodes, found, pi, values in self._tilted(at):
             pi = pi if self.is_scalar else pi[..., None]

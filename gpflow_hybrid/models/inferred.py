@@ -65,6 +65,10 @@ class InferredModel(SiteModel):
         self._settle(found.solution)
         return report(found, self.likelihood, self._method())
 
+    def restore_sites(self, values: SiteValues) -> None:
+        """Set λ to what was inferred before for the present hyperparameters; it follows them then."""
+        self.sites.store_inferred(values, self._hyperparameter_values())
+
     def _infer(self, method: Method, tolerance: float, max_steps: int) -> InferenceResult:
         check_positive(tolerance, "tolerance")
         check_count(max_steps, "max_steps")

@@ -13,11 +13,14 @@ from ..inference.collapsing import Remarks
 from ..inference.inducing import InducingPosterior, Pair, SummedSites
 from ..inference.options import MINIBATCH
 from ..inference.row_sums import RowSums
-from ..inference.total_gradient import NO_CAVITY
 from ..objectives import power_of
 from ..rows import DataRows
 from ..validation import check_step
 from .sparse_objectives import SparseObjectives
+
+NO_CAVITY = (
+    "A cavity does not exist in a batch: its estimate falls back to the ELBO, a lower bound."
+)
 
 
 class MinibatchModel(SparseObjectives):

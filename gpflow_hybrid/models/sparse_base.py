@@ -121,6 +121,10 @@ class SparseSiteModel(WithObjective, PredictiveModel):
             self._infer_again(rows)
         return self.sites.values
 
+    def restore_sites(self, values: SiteValues) -> None:
+        """Set λ to what was inferred before for the present hyperparameters; it follows them then."""
+        self.sites.store_inferred(values, self._hyperparameter_values())
+
     def _q(self) -> InducingPosterior:
         lambda_1, lambda_2 = (x.numpy() for x in self._site_values())
         q = InducingPosterior(SummedSites(lambda_1.T, lambda_2))

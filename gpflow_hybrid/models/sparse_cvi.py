@@ -155,7 +155,7 @@ class SparseCVIModel(MinibatchModel, ExternalDataTrainingLossMixin):
         begun = bool(self.sites.is_inferred())
         if not prior.is_valid and begun:
             return penalty, nothing
-        sums = self._sums(rows, power_of(self.objective), prior)
+        sums = self._sums(rows, power_of(self.objective), prior, in_parts=True)
         found = self._collapse(sums)
         if found.gradient is None:
             if not begun:

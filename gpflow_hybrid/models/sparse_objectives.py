@@ -230,8 +230,14 @@ class SparseObjectives(SparseSiteModel):
         parts = (self.kernel, self.inducing_variable, self.mean_function)
         return InducingPrior(*parts, self.num_latent_gps, variables or [])
 
-    def _sums(self, rows: DataRows, alpha: float, prior: InducingPrior | None = None) -> RowSums:
+    def _sums(
+        self,
+        rows: DataRows,
+        alpha: float,
+        prior: InducingPrior | None = None,
+        in_parts: bool = False,
+    ) -> RowSums:
         prior = self._prior() if prior is None else prior
         prior.require_valid()
         make = projected(self.likelihood, alpha, self.num_latent_gps)
-        return RowSums(prior, make, rows, alpha)
+        return RowSums(prior, make, rows, alpha, in_parts)

@@ -42,6 +42,12 @@ class DensePrior:
         """``K`` of a latent."""
         return self.K[0 if len(self.K) == 1 else latent]
 
+    @property
+    def variance(self) -> Array:
+        """``diag K``, ``[N, L]``."""
+        diagonals = np.stack([matrix.diagonal() for matrix in self.K], 1)
+        return np.broadcast_to(diagonals, self.mean.shape)
+
     def largest_correlation(self) -> float:
         """``max |Kᵢⱼ| / √(Kᵢᵢ Kⱼⱼ)`` over pairs of data; 1 where there is no pair."""
         found = 0.0
@@ -201,10 +207,19 @@ class DenseCovariance:
         mirror(found)
         return found
 
-    def adjoint(self, beta: Array, mean_bar: Array, variance_bar: Array) -> tuple[Array, Array]:
+    def adjoint(
+        self,
+        beta: Array,
+        mean_bar: Array,
+        variance_bar: Array,
+        prior_variance_bar: Array | None = None,
+    ) -> tuple[Array, Array]:
         """``K̄`` ``[L or 1, N, N]`` and ``μ̄₀ = A m̄ + β`` ``[N, L]``, with ``A = I − ΛΣ``."""
         vectors = zip(self.Sigma, self.lambda_2, beta, mean_bar, variance_bar, strict=True)
         K_bars = [lapack.kernel_adjoint(*each) for each in vectors]
+        if prior_variance_bar is not None:
+            for matrix, diagonal in zip(K_bars, prior_variance_bar, strict=True):
+                matrix[np.diag_indices(len(matrix))] += diagonal
         if self._num_kernels == 1:
             K_bar = functools.reduce(np.add, K_bars)[None]
         else:

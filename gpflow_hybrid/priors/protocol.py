@@ -39,11 +39,18 @@ class Covariance(Protocol):
         """``Σ_l aᵢaⱼ Σ_ij + 2 bᵢbⱼ Σ_ij²`` for directions ``[L, R]`` that belong to these data, ``[R, R]``;
         None where that is too large."""
 
-    def adjoint(self, beta: Array, mean_bar: Array, variance_bar: Array) -> tuple[Array, ...]:
+    def adjoint(
+        self,
+        beta: Array,
+        mean_bar: Array,
+        variance_bar: Array,
+        prior_variance_bar: Array | None = None,
+    ) -> tuple[Array, ...]:
         """Cotangents of the arrays that the prior was made of, in their order: of log Z, and of a function
         of the marginals with the given derivatives ``[L, N]``.
 
         :param beta: ``β = λ₁ − λ₂m``, ``[L, N]``.
+        :param prior_variance_bar: derivatives in the prior's own variances.
         """
 
 
@@ -64,6 +71,10 @@ class Prior(Protocol):
     @property
     def mean(self) -> Array:
         """``μ₀``, ``[N, L]``."""
+
+    @property
+    def variance(self) -> Array:
+        """``diag K``, ``[N, L]``."""
 
     @property
     def largest_variance(self) -> float:

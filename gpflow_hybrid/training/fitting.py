@@ -67,7 +67,7 @@ def fit(
     """
     _check(model, start, num_starts, max_iterations, tolerance, seed)
     began = time.perf_counter()
-    closure, arrays = _training_loss(model, data)
+    closure, arrays = loss_of_all(model, data)
     if start == "data":
         start_from_data(model, *arrays())
     if not model.trainable_variables:
@@ -105,7 +105,7 @@ def fit(
             if points is None:
                 break
             remark = f" The likelihood's quadrature now has {points} points."
-            closure, _ = _training_loss(model, data)  # another graph, with the finer rule
+            closure, _ = loss_of_all(model, data)  # another graph, with the finer rule
             task.begin_again(closure)
             try:
                 task.run(bar)
@@ -141,7 +141,7 @@ def _check(model: Any, start: Any, num_starts: Any, max_iterations: Any, *others
         raise InvalidDataError(f"seed must be a non-negative integer; found {seed!r}.")
 
 
-def _training_loss(
+def loss_of_all(
     model: Any, data: Any
 ) -> tuple[Callable[[], Any], Callable[[], tuple[Array, Array]]]:
     """The loss of all data, and the data as arrays when they are asked for."""

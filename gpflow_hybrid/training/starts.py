@@ -64,7 +64,7 @@ def another_start(model: GPModel, rng: np.random.Generator) -> None:
     for part in (model.kernel, model.likelihood):
         for parameter in part.trainable_parameters:
             transform: Any = parameter.transform
-            if _is_positive(transform):
+            if is_positive(transform):
                 value = parameter.numpy()
                 # Where GPflow keeps a variance above a small number, what is above it.
                 lowest = transform.forward(np.asarray(-1e6, value.dtype)).numpy()
@@ -73,7 +73,8 @@ def another_start(model: GPModel, rng: np.random.Generator) -> None:
                 _assign(parameter, lowest + above * factor)
 
 
-def _is_positive(transform: Any) -> bool:
+def is_positive(transform: Any) -> bool:
+    """Whether a bijector leads to the positive numbers, or those above a small one, elementwise."""
     kinds = (tfp.bijectors.Softplus, tfp.bijectors.Exp)
     if isinstance(transform, tfp.bijectors.Chain):
         *others, last = transform.bijectors

@@ -206,16 +206,10 @@ def test_ratios_of_arrays_are_those_of_tensors(name: str, alpha: float) -> None:
 
 
 @pytest.mark.usefixtures("_chunks")
-@pytest.mark.parametrize("exists", [True, False])
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("name", WITH_PARAMETERS)
-def test_derivatives_in_parameters_of_arrays_are_those_of_tensors(
-    name: str, alpha: float, exists: bool
-) -> None:
-    """Also where a cavity does not exist, and the ELBO stands in."""
+def test_derivatives_in_parameters_of_arrays_are_those_of_tensors(name: str, alpha: float) -> None:
     p = Problem(name)
-    if not exists:
-        p.sites[1] += tf.one_hot([3] + [-1] * (N - 1), N, 1e3, 0.0, axis=0, dtype=tf.float64)[:, :1]
     form, data, arrays = on_host(p)
     weights = np.random.default_rng(5).normal(size=(2, N, 1))
     weights = weights if alpha > 0.0 else 0.0 * weights

@@ -196,9 +196,17 @@ def more_data(run: Run) -> None:
     np.testing.assert_allclose(ours, theirs, rtol=1e-8)
     assert run["report"].converged
     np.testing.assert_allclose(run["from_stream"], run["from_arrays"], rtol=1e-10)
+    for theirs, ours in run["one_step"].values():
+        np.testing.assert_allclose(ours, theirs, rtol=1e-8)
+    spreads = [np.std(found) for found in run["estimates"].values()]
+    assert spreads == sorted(spreads, reverse=True)
+    for found in run["estimates"].values():
+        np.testing.assert_allclose(np.mean(found), run["of_all"], rtol=1e-10)
     # From the prior most of the way to the optimum; the full run is longer.
-    (_, first), *_, (_, last) = run["trace"]
-    assert last > run["optimum"] - 0.3 * (run["optimum"] - first)
+    ends = ((run["trace"], "optimum"), *((found, "best_bound") for found in run["traces"].values()))
+    for trace, best in ends:
+        (_, first), *_, (_, last) = trace
+        assert run[best] > last > run[best] - 0.3 * (run[best] - first)
     few, *_, many = run["sizes"]
     for objective in ("elbo", "ep_like"):
         assert run["curves"][objective, many][0] > run["curves"][objective, few][0]
@@ -208,5 +216,14 @@ def more_data(run: Run) -> None:
         bound, value = (-float(model.training_loss(run["data"])) for model in at)
         gaps.append(value - bound)
     assert gaps[0] > gaps[1] > 0.0
+
+
+def sparse_multiclass(run: Run) -> None:
+    same_elbo(run)
+    comparison = run["comparison"]
+    assert abs(comparison["SVGP"].elbo - comparison["SparseCVI, ELBO"].elbo) < 1e-2
     assert run["softmax"].q_mu.shape[1] == run["num_classes"]
-    assert np.isfinite(run["softmax_result"].fun)
+    without, with_more = run["elbos"]
+    assert with_more > without
+    assert all(accuracy > 0.9 for accuracy in run["accuracy"].values())
+    assert len(run["models"]["SparseCVI, ELBO"].trainable_variables) == 1

@@ -1,0 +1,151 @@
+"""Priors of hyperparameters: the model's own, those that are given, and weak ones where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import gpflow
+import numpy as np
+import numpy.typing as npt
+import tensorflow_probability as tfp
+from gpflow.base import PriorOn
+from gpflow.models import GPModel
+from gpflow.utilities import deepcopy
+
+from ..errors import InvalidDataError
+from ..training.starts import lengthscales, start_from_data
+from .coordinates import Coordinate, Flat
+
+Array = npt.NDArray[np.float64]
+
+SPREAD = 1.5
+"""Standard deviation of the logarithm of a scale under a default prior: 95 % within factors of 19."""
+
+TYPICAL_DEVIATION = 3.0
+"""Median of a kernel's standard deviation where f is behind a link: a deviation of one is a label that is
+wrong every sixth time. ``python -m benchmarks.integration_priors`` compares it with others."""
+
+WIDE = 10.0
+"""Standard deviation of other parameters under a default prior, in units of f."""
+
+Priors = Mapping[str, "tfp.distributions.Distribution | Literal['flat']"]
+
+
+class Prior(NamedTuple):
+    """A prior, and where it is from."""
+
+    density: Any
+    """A distribution of TensorFlow Probability, or flat."""
+    prior_on: PriorOn
+    source: Literal["model", "given", "default"]
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether it is improper."""
+        return isinstance(self.density, Flat)
+
+    def __str__(self) -> str:
+        where = {"model": "the model's", "given": "given", "default": "default"}[self.source]
+        on = ", on the unconstrained value" if self.prior_on == PriorOn.UNCONSTRAINED else ""
+        return f"{_in_words(self.density)}{on} ({where})"
+
+
+def choose_priors(
+    model: GPModel, coordinates: Sequence[Coordinate], given: Priors, X: Array, Y: Array
+) -> dict[str, Prior]:
+    """The prior of every parameter, by its path: what is given, else the model's, else a default.
+
+    Defaults are log-normal for positive parameters, with a standard deviation of the logarithm of 1.5: for
+    lengthscales around the median distance between inputs, for the standard deviation of a kernel around
+    three, or that of Y where the likelihood is a noise around f, which has a tenth of its variance; around
+    one for others. What is not positive has a normal prior, wide in the units of f.
+    """
+    unknown = [path for path in given if path not in {c.path for c in coordinates}]
+    if unknown:
+        raise InvalidDataError(
+            f"priors names {unknown[0]!r}, which is not a trainable hyperparameter of this model; known "
+            f"are {', '.join(c.path for c in coordinates)}."
+        )
+    medians = _medians(model, coordinates, X, Y)
+    return {c.path: _prior_of(c, given, medians[c.path], model, Y) for c in coordinates}
+
+
+def _prior_of(
+    coordinate: Coordinate, given: Priors, median: Array, model: GPModel, Y: Array
+) -> Prior:
+    path, parameter = coordinate.path, coordinate.parameter
+    if path in given:
+        density = given[path]
+        if isinstance(density, str) and density == "flat":
+            return Prior(Flat(), PriorOn.CONSTRAINED, "given")
+        if not isinstance(density, tfp.distributions.Distribution):
+            raise InvalidDataError(
+                f'priors[{path!r}] must be a distribution of TensorFlow Probability or "flat"; found '
+                f"{density!r}."
+            )
+        return Prior(density, PriorOn.CONSTRAINED, "given")
+    if parameter.prior is not None:
+        return Prior(parameter.prior, parameter.prior_on, "model")
+    dtype = parameter.dtype.as_numpy_dtype
+    if coordinate.is_log:
+        # log-normal on √variance: twice the deviation on its square
+        spread = 2.0 * SPREAD if _name(path) == "variance" else SPREAD
+        if _name(path) == "variance" and path.startswith(".kernel") and not is_noise(model):
+            median = TYPICAL_DEVIATION**2 * median
+        location = np.log(median).astype(dtype)
+        default: Any = tfp.distributions.LogNormal(location, dtype(spread))
+        return Prior(default, PriorOn.CONSTRAINED, "default")
+    size = float(np.sqrt(np.mean(np.square(Y)))) if is_noise(model) and np.any(Y) else 1.0
+    is_free = isinstance(parameter.transform, tfp.bijectors.Identity) or parameter.transform is None
+    scale = WIDE * size if is_free else 2.0 * SPREAD
+    default = tfp.distributions.Normal(dtype(0.0), dtype(scale))
+    return Prior(default, PriorOn.UNCONSTRAINED, "default")
+
+
+def _medians(
+    model: GPModel, coordinates: Sequence[Coordinate], X: Array, Y: Array
+) -> dict[str, Array]:
+    """Of positive parameters: where a fit from the data starts, and one elsewhere."""
+    copy = deepcopy(model)
+    parameters = gpflow.utilities.parameter_dict(copy)
+    found: dict[str, Array] = {}
+    for c in coordinates:
+        if c.is_log:
+            parameter = parameters[c.path]
+            start = float(lengthscales(_few(X), 0)) if _name(c.path) == "period" else 1.0
+            parameter.assign(np.full(parameter.shape, start))
+    start_from_data(copy, X, Y)
+    for c in coordinates:
+        found[c.path] = np.asarray(parameters[c.path].numpy(), np.float64)
+    return found
+
+
+def is_noise(model: GPModel) -> bool:
+    """Whether the likelihood is a noise around f, in the units of Y."""
+    return isinstance(model.likelihood, (gpflow.likelihoods.Gaussian, gpflow.likelihoods.StudentT))
+
+
+def _few(X: Array) -> Array:
+    return X[np.linspace(0, len(X) - 1, min(len(X), 1000)).astype(int)]
+
+
+def _name(path: str) -> str:
+    return path.rpartition(".")[2]
+
+
+def _in_words(density: Any) -> str:
+    """A distribution in a few words."""
+    if isinstance(density, Flat):
+        return "flat in its coordinate, improper"
+    if isinstance(density, tfp.distributions.LogNormal):
+        median = _numbers(np.exp(density.loc))
+        return f"log-normal, median {median}, deviation of the logarithm {_numbers(density.scale)}"
+    if isinstance(density, tfp.distributions.Normal):
+        return f"normal, mean {_numbers(density.loc)}, deviation {_numbers(density.scale)}"
+    return str(getattr(density, "name", type(density).__name__))
+
+
+def _numbers(values: Any) -> str:
+    flat = np.unique(np.round(np.ravel(values), 12))
+    return f"{flat[0]:.4g}" if len(flat) == 1 else f"{flat[0]:.4g} to {flat[-1]:.4g}"
