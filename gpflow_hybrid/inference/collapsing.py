@@ -38,9 +38,6 @@ INDEPENDENT = (
     'the distances between inputs, as gpflow_hybrid.fit(model, start="data") does.'
 )
 
-NO_CORRELATION = 1e-10
-"""Correlation below which derivatives in lengthscales are less than what optimisers stop at."""
-
 
 class Limits(NamedTuple):
     """When an iteration ends: the residual, and how many steps it may try."""
@@ -149,7 +146,7 @@ def _with_parameters(
     """
     found = yield from method.collapse(prior, start, *limits)
     said, count = list(found.remarks), remarks.count()
-    if count == 1 and (correlation := prior.largest_correlation()) < NO_CORRELATION:
+    if count == 1 and (correlation := prior.largest_correlation()) < TRAINING.no_correlation:
         said.append(INDEPENDENT.format(correlation))
     # A dear question: at evaluations 1, 2, 4, 8, …
     if question is not None and found.solution.has_started and count & (count - 1) == 0 < count:

@@ -11,7 +11,7 @@ import numpy as np
 from ..linalg import Marginals
 from ..priors import Array, Covariance, Prior
 from ..sites import SiteValues
-from .options import COLLAPSE, REPORT
+from .options import COLLAPSE, REPORT, RESIDUAL
 from .questions import Iteration, Question
 
 # Status of a finished iteration.
@@ -137,7 +137,7 @@ def relative_norm(q: Marginals, found: SitePair, target: SitePair) -> float:
     def size(x: SitePair) -> float:
         return max(np.max(np.abs(x.b) * q.variance), np.max(np.abs(x.a) * deviation))
 
-    return float(size(found) / max(min(size(target), 1.0), 1e-30))
+    return float(size(found) / max(min(size(target), 1.0), RESIDUAL.least_target))
 
 
 def ended(converged: bool, gave_up: bool) -> int:

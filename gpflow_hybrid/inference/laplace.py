@@ -93,7 +93,7 @@ def log_marginal_likelihood(q: Marginals, sites: SiteValues, log_prob: Any) -> A
     return q.log_normaliser + log_prob - total
 
 
-class Evaluation(NamedTuple):
+class JointEvaluation(NamedTuple):
     """Everything known at one λ, whose posterior mean is the point at hand."""
 
     sites: SiteValues
@@ -116,17 +116,17 @@ class Evaluation(NamedTuple):
         )
 
 
-def evaluate(prior: Prior, sites: SiteValues, q: Marginals) -> Iteration[Evaluation]:
+def evaluate(prior: Prior, sites: SiteValues, q: Marginals) -> Iteration[JointEvaluation]:
     """ψ and the residual at the mean of q, the posterior of these sites."""
     at_mean = yield POINT_VALUES(q.mean)
-    at = Evaluation(sites, q, at_mean, math.nan, math.inf)
+    at = JointEvaluation(sites, q, at_mean, math.nan, math.inf)
     log_joint = np.sum(at_mean.value) - 0.5 * np.sum(at.weights * (q.mean - prior.mean))
     norm = relative_norm(q, at.residual, SitePair(at_mean.first, -at_mean.second))
     ok = is_valid(q) and np.isfinite(log_joint) and np.isfinite(norm)
     return at._replace(log_joint=float(log_joint), residual_norm=norm if ok else math.inf)
 
 
-def _full_step(prior: Prior, at: Evaluation) -> tuple[SiteValues, Marginals]:
+def _full_step(prior: Prior, at: JointEvaluation) -> tuple[SiteValues, Marginals]:
     """Newton's step: the sites ``(Wm + ℓ', W)`` and their posterior, with ``W₊`` if W is not valid."""
 
     def target(W: Array) -> tuple[SiteValues, Marginals]:
@@ -139,7 +139,7 @@ def _full_step(prior: Prior, at: Evaluation) -> tuple[SiteValues, Marginals]:
     return (sites, q) if is_valid(q) else target(np.maximum(W, 0.0))
 
 
-def newton(
+def find_mode(
     prior: Prior, start: SiteValues, tolerance: float, max_steps: int
 ) -> Iteration[Solution]:
     """Newton's method on ψ with a backtracking line search."""
@@ -162,14 +162,14 @@ def newton(
 
 
 def _line_search(
-    prior: Prior, at: Evaluation, sites: SiteValues, q: Marginals
-) -> Iteration[tuple[float, Evaluation]]:
+    prior: Prior, at: JointEvaluation, sites: SiteValues, q: Marginals
+) -> Iteration[tuple[float, JointEvaluation]]:
     """The part of the full step to ``sites`` that raises ψ enough, and where it leads."""
     move, weights = q.mean - at.q.mean, at.weights
     new_weights = sites.lambda_1 - sites.lambda_2 * q.mean
     slope = np.sum((at.at_mean.first - weights) * move)  # ψ'
     eps = np.finfo(move.dtype).eps
-    noise = 100.0 * eps * (np.sum(np.abs(at.at_mean.value)) + abs(at.log_joint))
+    noise = LAPLACE.rounding_errors * eps * (np.sum(np.abs(at.at_mean.value)) + abs(at.log_joint))
     part = 1.0
     while True:
         # β and m move together; the site precisions are those of the full step.
@@ -180,7 +180,7 @@ def _line_search(
         rise = new.log_joint - at.log_joint
         if rise >= LAPLACE.sufficient_rise * part * slope - noise or part <= LAPLACE.smallest_step:
             return part, new
-        part *= 0.5
+        part *= LAPLACE.shortening
 
 
 def collapse(
@@ -193,7 +193,7 @@ def collapse(
     ``∂ρ_b = −ℓ'''∂m``.
     """
 
-    solve = without_state(lambda sites: newton(prior, sites, tolerance, max_steps))
+    solve = without_state(lambda sites: find_mode(prior, sites, tolerance, max_steps))
     solution, _ = yield from from_warm_start(solve, start, by_value=True)
     if not solution.has_started:
         return no_collapse(solution)
@@ -231,7 +231,7 @@ def laplace() -> Method:
     """Laplace's method as a method of inference and learning."""
     return Method(
         sites_key="laplace",
-        solve=newton,
+        solve=find_mode,
         collapse=collapse,
         questions=(POINT_VALUES, THIRD_DERIVATIVE),
         parameter_question=parameter_question("laplace", likelihood_value),

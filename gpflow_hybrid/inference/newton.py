@@ -93,7 +93,7 @@ class NewtonSystem:
         # The diagonal of Σ bounds the rest of it.
         if not all(np.isfinite(x).all() for x in (self.units, *self.curvature, self.g2, r)):
             return np.full_like(r, np.nan)
-        tolerance = max(tolerance, 10.0 * float(np.finfo(r.dtype).eps))
+        tolerance = max(tolerance, NEWTON.solved_errors * float(np.finfo(r.dtype).eps))
         apply = self._transpose_apply if transpose else self._apply
         units = 1.0 / self.units if transpose else self.units
 
@@ -194,9 +194,9 @@ def _limit(size: int, tolerance: float, has_factors: bool) -> int:
     """Iterations that GMRES may take for so many data."""
     if has_factors:
         return NEWTON.preconditioned_iterations
-    if tolerance < 0.1 * NEWTON.step_tolerance:  # for a gradient
+    if tolerance < NEWTON.gradient_tolerance:
         return NEWTON.iterations
-    return min(NEWTON.iterations, max(10, size // NEWTON.size_per_iteration))
+    return min(NEWTON.iterations, max(NEWTON.fewest_iterations, size // NEWTON.size_per_iteration))
 
 
 def _gmres(

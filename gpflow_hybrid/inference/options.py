@@ -21,11 +21,26 @@ class NewtonOptions:
     no_damping_below: float = 0.04
     """and where it falls to nothing."""
     rounding_errors: float = 100.0
-    """Rounding errors of the ELBO's terms that its own is taken for: sums of many."""
+    """Rounding errors of the ELBO's terms that its own is taken for: sums of many;"""
+    mean_errors: float = 4.0
+    """and of those that a wide prior's mean is a difference of."""
     few_digits: float = 1e-3
     """Rounding error, relative to the ELBO, above which the ELBO is not a number any more."""
     shrink_limit: float = 0.95
     """No step may take away more than this part of a marginal's precision, or of a positive site."""
+    near: float = 0.3
+    """Residual above which natural-gradient steps take the place of Newton's where those go too far and
+    latents are coupled: uncoupled systems are cheap, and wide priors make natural gradients slow;"""
+    slow_gain: float = 1e-3
+    """what they have to gain, in nats a datum,"""
+    first_lr: float = 0.5
+    """size ρ of the first,"""
+    lr_growth: float = 1.5
+    """by how much it grows after one that raised the ELBO,"""
+    lr_decay: float = 0.5
+    """and shrinks after one that did not,"""
+    smallest_lr: float = 0.05
+    """down to this."""
     wild_site: float = 1e3
     """Precision of a first site, in units of the prior's, at which the prior's variance is not believed."""
     step_tolerance: float = 1e-4
@@ -33,7 +48,13 @@ class NewtonOptions:
     iterations: int = 60
     """Of GMRES without factors."""
     size_per_iteration: int = 40
-    """For a step, one iteration without factors for so many data: more cost what factors do."""
+    """For a step, one iteration without factors for so many data: more cost what factors do;"""
+    fewest_iterations: int = 10
+    """but so many at least."""
+    gradient_tolerance: float = 1e-5
+    """Relative error below which a system is not one of a step: :attr:`iterations` may be made."""
+    solved_errors: float = 10.0
+    """Rounding errors that no system is solved below."""
     preconditioned_iterations: int = 200
     """Of GMRES with factors."""
     strong_curvature: float = 0.2
@@ -42,6 +63,16 @@ class NewtonOptions:
     eliminated_error: float = 0.01
     """Error of the likelihood's quadrature, in units of the posterior, up to which a is eliminated from a
     Newton system as if the quadrature were exact."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ResidualOptions:
+    """Of residuals in units of the posterior."""
+
+    rounding_errors: float = 1e3
+    """Rounding errors that no residual is asked to be below."""
+    least_target: float = 1e-30
+    """Size of sites that the residual is relative to, where the data say nothing at all."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +85,8 @@ class CollapseOptions:
     """Residual from which the last step needs no new factorisation."""
     last_step_tolerance: float = 1e-3
     """Relative error of that step: what it leaves of the residual."""
+    left_residual: float = 0.1
+    """Part of the residual that it may leave, if that is above the tolerance: more is no Newton step."""
     long_step: float = 1e-5
     """In units of the posterior: a last step for which first derivatives are not enough."""
     weights_tolerance: float = 1e-8
@@ -77,6 +110,8 @@ class TrainingOptions:
     """Steps that it may try from one start."""
     warn_residual: float = 1e-3
     """Residual above which it says that value and gradient are not exact."""
+    no_correlation: float = 1e-10
+    """Correlation of data below which derivatives in lengthscales are less than what optimisers stop at."""
     penalty_per_datum: float = 1e3
     """Loss per datum, in nats, at hyperparameters that have no objective."""
 
@@ -113,6 +148,10 @@ class LaplaceOptions:
     """Part of the predicted rise of ψ that a step has to keep (Armijo)."""
     smallest_step: float = 1e-9
     """Part of a Newton step below which ψ cannot be raised any more at this precision."""
+    shortening: float = 0.5
+    """Of a step that did not raise ψ."""
+    rounding_errors: float = 100.0
+    """Rounding errors of ψ's terms that its own is taken for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,3 +230,4 @@ TRAINING = TrainingOptions()
 PROPAGATION = PropagationOptions()
 LAPLACE = LaplaceOptions()
 REPORT = ReportOptions()
+RESIDUAL = ResidualOptions()

@@ -19,7 +19,7 @@ from .questions import Question
 def parameter_question(
     key: Hashable,
     value: Callable[[Likelihood, Any, Any, FixedPoint], tf.Tensor],
-    on_arrays: Callable[[Any], Callable[..., Any] | None] = lambda _: None,
+    host_answer: Callable[[Any], Callable[..., Any] | None] = lambda _: None,
 ) -> Question:
     """The question for the derivatives of ``L + wᵀρ``, from m, v, λ₁, λ₂ and w, all constant.
 
@@ -42,4 +42,6 @@ def parameter_question(
         return ParameterGradients(tf.concat([tf.cast(g, m.dtype) for g in rows], 0))
 
     name = ("parameters", key)
-    return Question(name, answer, ParameterGradients, 6, (), on_arrays, is_parameter_gradient=True)
+    return Question(
+        name, answer, ParameterGradients, 6, (), host_answer, is_parameter_gradient=True
+    )

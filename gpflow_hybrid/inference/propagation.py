@@ -90,7 +90,7 @@ def log_marginal_likelihood(
     return q.log_normaliser + tf.reduce_sum(ratio)
 
 
-class Evaluation(NamedTuple):
+class MatchEvaluation(NamedTuple):
     """Everything known at one λ; an infinite residual where q or a cavity is not valid."""
 
     sites: SiteValues
@@ -114,7 +114,7 @@ class Evaluation(NamedTuple):
         return scaled.reshape(*steps.shape[:-3], -1)
 
 
-def evaluate(alpha: float, prior: Prior, sites: SiteValues) -> Iteration[Evaluation]:
+def evaluate(alpha: float, prior: Prior, sites: SiteValues) -> Iteration[MatchEvaluation]:
     """The posterior at λ and where the tilted distributions would take the sites."""
     q = prior.posterior(sites).marginals
     lambda_1, lambda_2 = sites
@@ -124,7 +124,7 @@ def evaluate(alpha: float, prior: Prior, sites: SiteValues) -> Iteration[Evaluat
     value = float(q.log_normaliser + np.sum(tilted.log_ratio))
     ok = is_valid(q) and (1.0 - alpha * lambda_2 * q.variance > 0.0).all()
     ok = ok and np.isfinite(found.rows).all() and np.isfinite(value)
-    return Evaluation(sites, q, found, value, norm if ok else math.inf)
+    return MatchEvaluation(sites, q, found, value, norm if ok else math.inf)
 
 
 class Memory:
@@ -134,7 +134,7 @@ class Memory:
         self.sites: list[Array] = []
         self.steps: list[Array] = []
 
-    def push(self, at: Evaluation, new: Evaluation) -> None:
+    def push(self, at: MatchEvaluation, new: MatchEvaluation) -> None:
         """The step from ``at`` to ``new``."""
         for differences, newest in (
             (self.sites, np.stack(new.sites) - np.stack(at.sites)),
@@ -148,7 +148,7 @@ class Memory:
         self.sites.clear()
         self.steps.clear()
 
-    def propose(self, at: Evaluation, lr: float, allowed: bool) -> tuple[SiteValues, bool]:
+    def propose(self, at: MatchEvaluation, lr: float, allowed: bool) -> tuple[SiteValues, bool]:
         """The next sites ``λ + ρs − Σᵢ γᵢ (Δλᵢ + ρΔsᵢ)``, and whether γ is not zero.
 
         γ minimises ``|s − Σᵢ γᵢ Δsᵢ|`` in units of the posterior. Where the combination would all but

@@ -38,7 +38,7 @@ class Question:
     :param num_arrays: that it takes.
     :param ranks: of the answer's tensors: 0 is ``[]``, 1 ``[N]``, 2 ``[N, L]``, 3 ``[N, L, L]``; empty
         where it is one row of numbers.
-    :param on_arrays: how a likelihood on arrays answers it, ``(observations, *arrays)``, or None if it
+    :param host_answer: how a likelihood on arrays answers it, ``(observations, *arrays)``, or None if it
         cannot.
     :param is_parameter_gradient: whether the answer is a derivative in the likelihood's parameters; they
         are constants otherwise.
@@ -49,7 +49,7 @@ class Question:
     kind: Callable[..., Any]
     num_arrays: int
     ranks: tuple[int, ...]
-    on_arrays: Callable[[OnArrays], Callable[..., Any] | None] = lambda _: None
+    host_answer: Callable[[OnArrays], Callable[..., Any] | None] = lambda _: None
     is_parameter_gradient: bool = False
 
     def __call__(self, *arrays: Array) -> Request:

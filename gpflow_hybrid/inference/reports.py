@@ -235,11 +235,11 @@ def _own_error(likelihood: Likelihood, X: Any, Y: Any, m: Any, v: Any, *_: Any) 
     return QuadratureError(quadrature_error(E, mm, slope, v))
 
 
-def _on_arrays(form: OnArrays) -> Callable[..., QuadratureError]:
+def _own_error_on_host(form: OnArrays) -> Callable[..., QuadratureError]:
     return lambda data, m, v, *_: QuadratureError(form.quadrature_error(data, m, v))
 
 
 OWN_QUADRATURE_ERROR = Question(
-    "own_quadrature_error", _own_error, QuadratureError, 4, (0,), _on_arrays
+    "own_quadrature_error", _own_error, QuadratureError, 4, (0,), _own_error_on_host
 )
 """How far a likelihood's own ``E_q[log p]`` is from exact, in units of the posterior."""

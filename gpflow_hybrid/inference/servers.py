@@ -53,7 +53,7 @@ def _run(iteration: Iteration[Result], answer: Callable[[Request], Any]) -> Resu
         return end.value
 
 
-def _on_arrays(
+def _answers_on_host(
     questions: Iterable[Question], likelihood: Likelihood
 ) -> dict[Question, Callable[..., Any]] | None:
     """How a likelihood answers these questions on arrays, if it can answer all of them."""
@@ -62,7 +62,7 @@ def _on_arrays(
         return None
     found = {}
     for question in questions:
-        answer = understood(question, likelihood).on_arrays(form)
+        answer = understood(question, likelihood).host_answer(form)
         if answer is None:
             return None
         found[question] = answer
@@ -72,7 +72,7 @@ def _on_arrays(
 def is_answered_on_arrays(question: Question, likelihood: Likelihood) -> bool:
     """Whether a question costs no graph, and is one: of exact expectations nobody asks for their error."""
     is_exact = works_on_arrays(likelihood)
-    return not is_exact and _on_arrays([question], likelihood) is not None
+    return not is_exact and _answers_on_host([question], likelihood) is not None
 
 
 def answer_eagerly(likelihood: Likelihood, X: tf.Tensor, Y: tf.Tensor) -> Callable[[Request], Any]:
@@ -81,7 +81,7 @@ def answer_eagerly(likelihood: Likelihood, X: tf.Tensor, Y: tf.Tensor) -> Callab
     functions: dict[Question, Callable[..., Any]] = {}
 
     def function_for(question: Question, arrays: Sequence[Array]) -> Callable[..., Any]:
-        host = _on_arrays([question], likelihood)
+        host = _answers_on_host([question], likelihood)
         if host is not None:
             data = Observations(X.numpy(), Y.numpy(), values_of(likelihood))
             return functools.partial(host[question], data)
@@ -165,7 +165,7 @@ def run_in_graph(
     :param start: the iteration, from the arrays of ``arguments`` to arrays of the given ``shapes``.
     """
     # A graph that holds the original would keep it alive.
-    host = _on_arrays(respondent.questions, copy.copy(respondent.likelihood))
+    host = _answers_on_host(respondent.questions, copy.copy(respondent.likelihood))
     if host is None:
         return _take_turns(start, arguments, shapes, respondent)
     values = [tf.convert_to_tensor(p) for p in parameters_of(respondent.likelihood)]

@@ -33,6 +33,7 @@ from ..linalg import Marginals
 from ..priors import Array, Prior
 from ..sites import SiteValues
 from . import variational
+from .bound import BoundEvaluation, assess, evaluate
 from .common import (
     CONVERGED,
     INVALID_START,
@@ -51,7 +52,7 @@ from .own_parameters import parameter_question
 from .questions import CURVATURE, EXPECTATIONS, ROUGH_CURVATURE, Iteration, ratios
 from .removal import remarks_on, removable
 from .reports import OWN_QUADRATURE_ERROR
-from .variational import Evaluation, assess, evaluate, newton, newton_direction, newton_system
+from .variational import newton, newton_direction, newton_from, newton_system
 
 NOT_EXACT = (
     "The total gradient is not exact at these hyperparameters; its relative error is {:.1e}."
@@ -73,20 +74,20 @@ def collapse(
     near = max(tolerance, COLLAPSE.polished_from)
 
     def from_start(
-        sites: SiteValues, keeping: tuple[Evaluation, ...]
-    ) -> Iteration[tuple[Solution, Evaluation]]:
+        sites: SiteValues, keeping: tuple[BoundEvaluation, ...]
+    ) -> Iteration[tuple[Solution, BoundEvaluation]]:
         return newton(prior, sites, near, max_steps, keeping)
 
     solution, at = yield from from_warm_start(from_start, start, by_value=True)
     if not np.isfinite(at.elbo):
         return no_collapse(solution)
     system = yield from newton_system(at, rough=alpha == 0.0, for_adjoint=True)
-    end = _last_step(prior, system, at) if solution.residual <= near else at
+    end = _last_step(prior, system, at, tolerance) if solution.residual <= near else at
     if end is None:  # not so near after all
-        again, end = yield from newton(prior, at.sites, tolerance, max_steps)
+        again, end = yield from newton_from(prior, at, tolerance, max_steps)
         solution = again._replace(
             num_steps=solution.num_steps + again.num_steps,
-            num_evaluations=solution.num_evaluations + again.num_evaluations,
+            num_evaluations=solution.num_evaluations + again.num_evaluations - 1,
         )
         at = end
         system = yield from newton_system(at, rough=alpha == 0.0, for_adjoint=True)
@@ -144,8 +145,11 @@ def at_fixed_sites(alpha: float, prior: Prior, sites: SiteValues, *_: Any) -> It
     )
 
 
-def _last_step(prior: Prior, system: NewtonSystem, at: Evaluation) -> Evaluation | None:
-    """After one more Newton step, by the derivatives of the posterior; None if it is too long for that."""
+def _last_step(
+    prior: Prior, system: NewtonSystem, at: BoundEvaluation, tolerance: float
+) -> BoundEvaluation | None:
+    """After one more Newton step, by the derivatives of the posterior; None if it is too long for that, or
+    was not solved for well enough to be one."""
     pair = newton_direction(system, at, COLLAPSE.last_step_tolerance, exact=True)
     if not np.max(np.abs(system.units * pair.rows)) <= COLLAPSE.long_step:
         return None
@@ -157,7 +161,8 @@ def _last_step(prior: Prior, system: NewtonSystem, at: Evaluation) -> Evaluation
     q = Marginals(at.q.mean + dm, at.q.variance + dv, at.q.log_normaliser + d_log_normaliser)
     E = _expectations_nearby(at.E, system, dm, dv)
     end = assess(prior, moved(at.sites, step), at.posterior, q, E)
-    return end if np.isfinite(end.elbo) else None
+    shrinks = end.residual_norm <= max(tolerance, COLLAPSE.left_residual * at.residual_norm)
+    return end if shrinks else None  # infinite where the ELBO is not finite
 
 
 def _expectations_nearby(
@@ -173,12 +178,14 @@ def _expectations_nearby(
     )
 
 
-def _bound(at: Evaluation) -> Adjoint:
+def _bound(at: BoundEvaluation) -> Adjoint:
     """The ELBO. ``E_q[log t] = λ₁m − ½λ₂(m² + v)``: the derivative in m is the residual a."""
     return Adjoint(at.elbo, at.residual.a, at.E.variance + 0.5 * at.sites.lambda_2)
 
 
-def _weights(system: NewtonSystem, at: Evaluation, ratio: RatioGradients) -> tuple[SitePair, float]:
+def _weights(
+    system: NewtonSystem, at: BoundEvaluation, ratio: RatioGradients
+) -> tuple[SitePair, float]:
     """``w = J⁻ᵀ ∂L_α/∂λ``, and the relative error of the solved system."""
     m, v = at.q.mean, at.q.variance
     # δm = Σa, δv = −(Σ∘Σ)b, δλ₁ = a + mb, δλ₂ = b; ∂log Z/∂λ = (m, −½(m² + v))
@@ -190,7 +197,7 @@ def _weights(system: NewtonSystem, at: Evaluation, ratio: RatioGradients) -> tup
 
 
 def _total_adjoint(
-    system: NewtonSystem, at: Evaluation, ratio: RatioGradients, weights: SitePair
+    system: NewtonSystem, at: BoundEvaluation, ratio: RatioGradients, weights: SitePair
 ) -> Adjoint:
     """``L_α + wᵀρ`` and its derivatives in m and v: those of the ratio, and ``wᵀ∂ρ`` with
     ``∂ρ_a = (E_mm + λ₂) ∂m + E_mv ∂v``, ``∂ρ_b = −2 (E_vm ∂m + E_vv ∂v)``."""

@@ -12,105 +12,19 @@ The optimum is the fixed point ``λ = g(λ)`` of the natural-gradient map
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from .. import tuning
-from ..likelihoods.expectations import ExpectationGradients, expected_log_site
 from ..linalg import Marginals
-from ..priors import Array, Posterior, Prior
+from ..priors import Prior
 from ..sites import SiteValues
-from .common import (
-    INVALID_START,
-    SitePair,
-    Solution,
-    ended,
-    is_valid,
-    moved,
-    relative_norm,
-)
+from .bound import BoundEvaluation, evaluate, has_digits, improves, is_accepted
+from .common import INVALID_START, SitePair, Solution, ended, moved
 from .newton import NewtonSystem
 from .options import NEWTON
 from .questions import CURVATURE, EXPECTATIONS, ROUGH_CURVATURE, Iteration
-
-
-class Evaluation(NamedTuple):
-    """Everything known at one λ."""
-
-    sites: SiteValues
-    q: Marginals
-    posterior: Posterior
-    """What q is made of; one of sites nearby after a step without factorisation."""
-    E: ExpectationGradients
-    elbo: float
-    """NaN where no valid q exists, or an expectation is not finite."""
-    rounding_error: float
-    """Of the ELBO."""
-
-    @property
-    def residual(self) -> SitePair:
-        """``g(λ) − λ``: ``a = ∂E/∂m − (λ₁ − λ₂m)``, ``b = −2 ∂E/∂v − λ₂``; zero at the optimum."""
-        lambda_1, lambda_2 = self.sites
-        return SitePair(
-            self.E.mean - (lambda_1 - lambda_2 * self.q.mean), -2.0 * self.E.variance - lambda_2
-        )
-
-    @property
-    def residual_norm(self) -> float:
-        """In units of the posterior; infinite where there is no valid q."""
-        if not np.isfinite(self.elbo):
-            return math.inf
-        return relative_norm(self.q, self.residual, SitePair(self.E.mean, -2.0 * self.E.variance))
-
-
-def evaluate(
-    prior: Prior, sites: SiteValues, keeping: tuple[Evaluation, ...] = ()
-) -> Iteration[Evaluation]:
-    """Posterior, expectations and ELBO at λ.
-
-    :param keeping: evaluations that are still needed.
-    """
-    posterior = prior.posterior(sites, tuple(at.posterior for at in keeping))
-    q = posterior.marginals
-    if is_valid(q):
-        E = yield EXPECTATIONS(q.mean, q.variance)
-    else:
-        nothing = np.full_like(q.mean, np.nan)
-        E = ExpectationGradients(nothing[:, 0], nothing, nothing)
-    return assess(prior, sites, posterior, q, E)
-
-
-def assess(
-    prior: Prior,
-    sites: SiteValues,
-    posterior: Posterior,
-    q: Marginals,
-    E: ExpectationGradients,
-) -> Evaluation:
-    """The ELBO where posterior and expectations are known."""
-    log_t = expected_log_site(q.mean, q.variance, *sites)
-    elbo = q.log_normaliser + (np.sum(E.value) - np.sum(log_t))
-    is_finite = is_valid(q) and np.isfinite(E.mean).all() and np.isfinite(E.variance).all()
-    error = np.finfo(q.mean.dtype).eps * _cancelled(prior, sites, q, E.value, log_t)
-    return Evaluation(sites, q, posterior, E, float(elbo) if is_finite else math.nan, float(error))
-
-
-def _cancelled(
-    prior: Prior, sites: SiteValues, q: Marginals, expected: Array, log_t: Array
-) -> float:
-    """The size of the numbers that the ELBO is a difference of."""
-    lambda_1, lambda_2 = sites
-    terms = (
-        np.abs(q.log_normaliser)
-        + np.sum(np.abs(expected))
-        + np.sum(np.abs(lambda_1 * q.mean))
-        + np.sum(np.abs(log_t))
-    )
-    # A wide prior: m = μ₀ + Kβ with β = λ₁ − λ₂m is a difference of much larger numbers.
-    r, beta = lambda_1 - lambda_2 * prior.mean, lambda_1 - lambda_2 * q.mean
-    in_mean = np.sum(np.abs(r)) * np.sum(np.abs(beta)) * prior.largest_variance
-    return float(NEWTON.rounding_errors * terms + 4.0 * in_mean)
 
 
 def natural_gradient_step(q: Marginals, sites: SiteValues, E: Any, lr: Any) -> SiteValues:
@@ -125,7 +39,7 @@ def natural_gradient_step(q: Marginals, sites: SiteValues, E: Any, lr: Any) -> S
 
 def natural_gradient_steps(
     prior: Prior, start: SiteValues, num_steps: int, lr: float
-) -> Iteration[Evaluation]:
+) -> Iteration[BoundEvaluation]:
     """So many steps of fixed size, fewer where one left no valid q; the last evaluation."""
     at = yield from evaluate(prior, start)
     for _ in range(num_steps):
@@ -144,7 +58,7 @@ def damped(
     while count < max_steps and at.residual_norm > tolerance and np.isfinite(at.elbo):
         new = yield from evaluate(prior, natural_gradient_step(at.q, at.sites, at.E, lr))
         closer = new.residual_norm < best.residual_norm
-        if _improves(new.elbo - best.elbo, new.rounding_error, closer) and _has_digits(
+        if improves(new.elbo - best.elbo, new.rounding_error, closer) and has_digits(
             new, best.elbo, at.rounding_error
         ):
             best = new
@@ -159,13 +73,29 @@ def newton(
     start: SiteValues,
     tolerance: float,
     max_steps: int,
-    keeping: tuple[Evaluation, ...] = (),
-) -> Iteration[tuple[Solution, Evaluation]]:
-    """Damped Newton, monotone in the ELBO; what it found, and everything known there."""
+    keeping: tuple[BoundEvaluation, ...] = (),
+) -> Iteration[tuple[Solution, BoundEvaluation]]:
+    """Damped Newton from the given sites; what it found, and everything known there."""
     at = yield from evaluate(prior, start, keeping)
+    return (yield from newton_from(prior, at, tolerance, max_steps, keeping))
+
+
+def newton_from(
+    prior: Prior,
+    at: BoundEvaluation,
+    tolerance: float,
+    max_steps: int,
+    keeping: tuple[BoundEvaluation, ...] = (),
+) -> Iteration[tuple[Solution, BoundEvaluation]]:
+    """Damped Newton, monotone in the ELBO, from evaluated sites, which count as the first evaluation.
+
+    Far from the optimum a Newton step that must not be taken whole is no better than one along the natural
+    gradient, and much dearer if the likelihood couples latents: then :func:`_approach` goes on where the
+    first one is met.
+    """
     has_started = bool(np.isfinite(at.elbo))
     residual = at.residual_norm
-    mu, steps, evaluations, failures = 0.0, 0, 1, 0
+    mu, steps, evaluations, failures, may_approach = 0.0, 0, 1, 0, True
     system: NewtonSystem | None = None
     while (
         evaluations <= max_steps
@@ -179,17 +109,26 @@ def newton(
         else:
             if system is None:
                 system = yield from newton_system(at, rough=True)
-            mu, proposal = _newton_step(system, at, mu)
+            step = _newton_step(system, at, mu)
+            far = may_approach and residual > NEWTON.near
+            if far and system.is_coupled and _goes_too_far(step, at):
+                may_approach, system = False, None
+                at, taken, tried = yield from _approach(prior, at, max_steps - evaluations, keeping)
+                residual, steps, evaluations = at.residual_norm, steps + taken, evaluations + tried
+                continue
+            # μ is raised without evaluation until the step is admissible.
+            while mu < NEWTON.max_damping and _goes_too_far(step, at):
+                mu = _more_damping(mu)
+                step = _newton_step(system, at, mu)
+            proposal = moved(at.sites, step)
         if prior.spares_memory:
             system = None  # another Σ after a step that failed is cheaper
         new = yield from evaluate(prior, proposal, (at, *keeping))
-        new_residual = new.residual_norm
         evaluations += 1
-        rises = _improves(new.elbo - at.elbo, at.rounding_error, new_residual < residual)
-        if rises and _has_digits(new, at.elbo, at.rounding_error):
+        if is_accepted(new, at):
             if failures == 0:
                 mu = mu / NEWTON.damping_factor if mu > NEWTON.no_damping_below else 0.0
-            at, residual, system = new, new_residual, None
+            at, residual, system = new, new.residual_norm, None
             steps, failures = steps + 1, 0
         else:
             mu, failures = _more_damping(mu), failures + 1
@@ -206,7 +145,7 @@ def solve(prior: Prior, start: SiteValues, tolerance: float, max_steps: int) -> 
 
 
 def newton_system(
-    at: Evaluation, *, rough: bool, for_adjoint: bool = False
+    at: BoundEvaluation, *, rough: bool, for_adjoint: bool = False
 ) -> Iteration[NewtonSystem]:
     """The Newton system at an evaluated λ, without damping.
 
@@ -220,13 +159,13 @@ def newton_system(
 
 
 def newton_direction(
-    system: NewtonSystem, at: Evaluation, tolerance: float, *, exact: bool = False
+    system: NewtonSystem, at: BoundEvaluation, tolerance: float, *, exact: bool = False
 ) -> SitePair:
     """``(J + μI)⁻¹ (g(λ) − λ)``."""
     return SitePair.of_rows(system.solve(at.residual.rows, tolerance, exact=exact))
 
 
-def _first_step(at: Evaluation, mu: float) -> Iteration[SiteValues]:
+def _first_step(at: BoundEvaluation, mu: float) -> Iteration[SiteValues]:
     # A prior so wide that p(y|f) is absurd under it (exp(f) with v = 100) would give absurd sites: as if
     # its variance were one, they are a start.
     E = at.E
@@ -235,35 +174,41 @@ def _first_step(at: Evaluation, mu: float) -> Iteration[SiteValues]:
     return natural_gradient_step(at.q, at.sites, E, 1.0 / (1.0 + mu))
 
 
-def _newton_step(system: NewtonSystem, at: Evaluation, mu: float) -> tuple[float, SiteValues]:
-    """The step at damping μ, raised without evaluation until the step is admissible."""
-    while True:
-        step = newton_direction(system.damped(mu), at, NEWTON.step_tolerance).step(at.q.mean)
-        if mu >= NEWTON.max_damping or not _goes_too_far(step, at):
-            return mu, moved(at.sites, step)
-        mu = _more_damping(mu)
+def _approach(
+    prior: Prior, at: BoundEvaluation, max_steps: int, keeping: tuple[BoundEvaluation, ...]
+) -> Iteration[tuple[BoundEvaluation, int, int]]:
+    """Natural-gradient steps that raise the ELBO, while they gain much; where they end, how many were taken
+    and how many were tried."""
+    lr, taken, tried, gain = NEWTON.first_lr, 0, 0, math.inf
+    while (
+        tried < max_steps
+        and lr >= NEWTON.smallest_lr
+        and gain >= NEWTON.slow_gain * len(at.q.mean)
+        and at.residual_norm > NEWTON.near
+    ):
+        proposal = natural_gradient_step(at.q, at.sites, at.E, lr)
+        new = yield from evaluate(prior, proposal, (at, *keeping))
+        tried += 1
+        if is_accepted(new, at):
+            lr, gain = min(NEWTON.lr_growth * lr, 1.0), new.elbo - at.elbo
+            at, taken = new, taken + 1
+        else:
+            lr *= NEWTON.lr_decay
+    return at, taken, tried
 
 
-def _goes_too_far(step: SiteValues, at: Evaluation) -> bool:
+def _newton_step(system: NewtonSystem, at: BoundEvaluation, mu: float) -> SiteValues:
+    """The step at damping μ."""
+    return newton_direction(system.damped(mu), at, NEWTON.step_tolerance).step(at.q.mean)
+
+
+def _goes_too_far(step: SiteValues, at: BoundEvaluation) -> bool:
     """Whether a step would take away more of a marginal's precision, or of a positive site, than it may."""
     b, lambda_2, target = step.lambda_2, at.sites.lambda_2, -2.0 * at.E.variance
     limit = NEWTON.shrink_limit
     shrinks = (lambda_2 > 0.0) & (target > 0.0) & (lambda_2 + b < (1.0 - limit) * lambda_2)
     is_finite = np.isfinite(b) & np.isfinite(step.lambda_1)
     return bool((shrinks | (b * at.q.variance < -limit) | ~is_finite).any())
-
-
-def _improves(gain: float, rounding_error: float, closer: bool) -> bool:
-    """Whether the ELBO has risen; below its rounding error the residual decides."""
-    return gain > rounding_error or (gain >= -rounding_error and closer)
-
-
-def _has_digits(new: Evaluation, elbo: float, rounding_error: float) -> bool:
-    """Whether the new ELBO is a number at all, and not what rounding left of one.
-
-    Sites of enormous precision make ``I + KΛ`` singular to working precision.
-    """
-    return new.rounding_error <= max(rounding_error, 1.0, NEWTON.few_digits * abs(elbo))
 
 
 def _more_damping(mu: float) -> float:

@@ -12,7 +12,7 @@ from ..compilation import call_compiled
 from ..errors import NonFiniteError, in_short
 from ..inference.collapsing import Limits, Remarks
 from ..inference.common import Method, Solution, is_better
-from ..inference.options import COLLAPSE, TRAINING
+from ..inference.options import COLLAPSE, RESIDUAL, TRAINING
 from ..inference.reports import Diagnosis, InferenceResult, diagnosed, report
 from ..inference.servers import run
 from ..likelihoods.concavity import is_log_concave
@@ -213,4 +213,6 @@ class InferredModel(SiteModel):
         return Limits(max(TRAINING.tolerance, self._rounding()), TRAINING.max_steps)
 
     def _rounding(self) -> float:
-        return 1e3 * float(np.finfo(self.sites.lambda_1.dtype.as_numpy_dtype).eps)
+        return RESIDUAL.rounding_errors * float(
+            np.finfo(self.sites.lambda_1.dtype.as_numpy_dtype).eps
+        )

@@ -15,11 +15,12 @@ import tensorflow as tf
 
 import gpflow_hybrid as gh
 from gpflow_hybrid import tuning
-from gpflow_hybrid.inference import total_gradient, variational
+from gpflow_hybrid.inference import bound, total_gradient, variational
+from gpflow_hybrid.inference.bound import BoundEvaluation, evaluate
 from gpflow_hybrid.inference.common import EXHAUSTED, INVALID_START, from_warm_start
-from gpflow_hybrid.inference.options import COLLAPSE
+from gpflow_hybrid.inference.options import COLLAPSE, NEWTON
 from gpflow_hybrid.inference.servers import run
-from gpflow_hybrid.inference.variational import Evaluation, evaluate, newton, newton_system
+from gpflow_hybrid.inference.variational import newton, newton_system
 from gpflow_hybrid.likelihoods import probit_integrals
 from gpflow_hybrid.likelihoods.on_arrays import on_arrays, works_on_arrays
 from gpflow_hybrid.likelihoods.probit_narrow import NARROW, class_of
@@ -179,8 +180,8 @@ def test_no_start() -> None:
 
 
 def test_a_bad_warm_start_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(variational, "_newton_step", lambda system, at, mu: (1e20, at.sites))
     case = Case(1.0, 1.0)
+    monkeypatch.setattr(variational, "_newton_step", lambda *_: case.zeros)
     warm = SiteValues(np.full_like(case.mean, 5.0), np.full_like(case.mean, 30.0))
     stuck, _ = case.run(newton(case.prior, warm, 1e-6, 50))
     found, at = case.run(
@@ -205,9 +206,9 @@ def test_a_step_that_fails_is_shortened(
 ) -> None:
     dampings: list[float] = []
     systems = 0
-    take, build, improves = variational._newton_step, newton_system, variational._improves
+    take, build, accepted = variational._newton_step, newton_system, bound.is_accepted
 
-    def seen(system: Any, at: Evaluation, mu: float) -> Any:
+    def seen(system: Any, at: BoundEvaluation, mu: float) -> Any:
         dampings.append(mu)
         return take(system, at, mu)
 
@@ -218,7 +219,7 @@ def test_a_step_that_fails_is_shortened(
 
     # The first Newton step, and the second of its tries, are said to have failed.
     monkeypatch.setattr(
-        variational, "_improves", lambda *x: improves(*x) and len(dampings) not in (1, 2)
+        variational, "is_accepted", lambda *x: accepted(*x) and len(dampings) not in (1, 2)
     )
     monkeypatch.setattr(variational, "_newton_step", seen)
     monkeypatch.setattr(variational, "newton_system", counted)
@@ -231,6 +232,48 @@ def test_a_step_that_fails_is_shortened(
     assert solution.num_evaluations - 1 == solution.num_steps + 2
     assert solution.residual <= 1e-9
     assert systems == len(dampings) - (0 if spares_memory else 2)
+
+
+def test_far_from_the_optimum_natural_gradients_take_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-2.0, 2.0, size=(60, 1))
+    Y = np.sin(2.0 * X) + np.exp(-1.5 + 0.5 * X) * rng.normal(size=X.shape)
+    likelihood = gpflow.likelihoods.HeteroskedasticTFPConditional()
+    K, zeros = gpflow.kernels.Matern52()(X).numpy()[None], np.zeros((60, 2))
+    build, bounds, systems = newton_system, [], []
+
+    def seen(*args: Any) -> Generator[Any, Any, Any]:
+        at, taken, tried = yield from approach(*args)
+        bounds.append((args[1], at, taken, tried))
+        return at, taken, tried
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        systems.append(args)
+        return build(*args, **kwargs)
+
+    approach = variational._approach
+    monkeypatch.setattr(variational, "_approach", seen)
+    monkeypatch.setattr(variational, "newton_system", counted)
+
+    def found() -> Any:
+        systems.clear()
+        iteration = newton(DensePrior(K, zeros), SiteValues(zeros, zeros), 1e-9, 200)
+        solution, _ = run(iteration, likelihood, (tf.constant(X), tf.constant(Y)))
+        return solution, len(systems)
+
+    solution, built = found()
+    ((before, after, taken, tried),) = bounds  # once
+    assert before.residual_norm > NEWTON.near
+    assert after.elbo > before.elbo
+    assert 3 <= taken <= tried
+    assert solution.num_evaluations >= built + tried
+    # The end is the same without them, and far more systems are built.
+    monkeypatch.setattr(variational, "NEWTON", dataclasses.replace(NEWTON, near=np.inf))
+    alone, built_alone = found()
+    assert len(bounds) == 1
+    assert built_alone >= built + 3
+    assert solution.residual <= 1e-9
+    assert solution.value == pytest.approx(alone.value, abs=1e-9)
 
 
 # The collapsed objective
@@ -251,13 +294,35 @@ def test_the_last_step_needs_no_factorisation() -> None:
     at = case.run(evaluate(case.prior, near))
     assert 1e-8 < at.residual_norm < COLLAPSE.polished_from
     system = case.run(newton_system(at, rough=False, for_adjoint=True))
-    end = total_gradient._last_step(case.prior, system, at)
+    end = total_gradient._last_step(case.prior, system, at, 1e-9)
     assert end is not None
     again = case.run(evaluate(DensePrior(case.K, case.mean), end.sites))
     assert again.residual_norm < 1e-9
     for x, y in zip(end.q, again.q, strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(end.elbo, exact.value, rtol=1e-13)
+
+
+@pytest.mark.parametrize("kept", [1.0, 0.5, 0.0])
+def test_a_last_step_that_was_solved_for_badly_is_none(
+    kept: float, evaluations: list[SiteValues], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(4.0, 2.0)
+    exact, _ = case.run(newton(case.prior, case.zeros, 1e-12, 200))
+    near = SiteValues(*(x * (1.0 + 3e-7) for x in exact.sites))
+    direction = total_gradient.newton_direction
+
+    def short(*args: Any, **kwargs: Any) -> Any:
+        found = direction(*args, **kwargs)
+        return type(found)(*(kept * x for x in found))
+
+    monkeypatch.setattr(total_gradient, "newton_direction", short)
+    evaluations.clear()
+    found = case.run(total_gradient.collapse(0.0, case.prior, near, 1e-9, 200))
+    assert found.solution.residual <= 1e-9
+    assert found.solution.value == pytest.approx(exact.value, rel=1e-12)
+    # One more where Newton's method has to go on, from what is evaluated already.
+    assert len(evaluations) == found.solution.num_evaluations == (1 if kept == 1.0 else 2)
 
 
 def test_evaluations_of_a_loss_near_the_last(evaluations: list[SiteValues]) -> None:
