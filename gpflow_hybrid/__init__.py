@@ -1,10 +1,13 @@
 """Conjugate-computation variational inference with EP-like learning objectives, for GPflow."""
 
-from . import datasets, errors, evidence, likelihoods, training
-from .comparison import ObjectiveComparison, ObjectiveFit, compare_objectives
+from . import datasets, distributed, errors, evidence, likelihoods, training
+from .comparison import ObjectiveComparison, compare_objectives
 from .errors import (
     CheckpointError,
+    ClusterError,
+    ClusterWarning,
     ConvergenceWarning,
+    ForkedProcessError,
     GPflowHybridError,
     InvalidDataError,
     InvalidPosteriorError,
@@ -38,6 +41,7 @@ from .models import (
     SiteModel,
     SparseCVIModel,
 )
+from .objective_fits import ObjectiveFit
 from .posteriors import SitePosterior
 from .sites import InducingSites, Sites
 from .training import FitResult, TrainingResult, VEMTrainer, fit
@@ -49,12 +53,15 @@ __all__ = [
     "CVIModel",
     "ChainReport",
     "CheckpointError",
+    "ClusterError",
+    "ClusterWarning",
     "CollapsedModel",
     "ConvergenceWarning",
     "EPModel",
     "EvidenceComparison",
     "EvidenceEstimate",
     "FitResult",
+    "ForkedProcessError",
     "GPflowHybridError",
     "HyperparameterPosterior",
     "InducingSites",
@@ -80,6 +87,7 @@ __all__ = [
     "compare_evidence",
     "compare_objectives",
     "datasets",
+    "distributed",
     "errors",
     "evidence",
     "fit",

@@ -51,14 +51,18 @@ def assessment_of(
         gain = value - model.objective_of_independent_data()
         return Assessment(gain, report.residual, report.quadrature_error, REPORT.own_error)
     if isinstance(model, SparseCVIModel):
-        report = model.infer(data, tolerance=INDUCING.tolerance)
+        rows = model.all_rows(data)
+        report = model.infer(rows, tolerance=INDUCING.tolerance)
         errors = (report.quadrature_error, REPORT.inner_error)
-        return Assessment(value - _independent(model, *arrays()), report.residual, *errors)
-    return Assessment(value - _independent(model, *arrays()))
+        gain = value - _independent(model, *arrays(), rows.num_rows)
+        return Assessment(gain, report.residual, *errors)
+    X, Y = arrays()
+    num_rows = getattr(model, "num_data", None) or len(X)
+    return Assessment(value - _independent(model, X, Y, int(num_rows)))
 
 
-def _independent(model: GPModel, X: Any, Y: Any) -> float:
-    """``Σ log ∫ N(f; μ₀ₙ, kₙₙ) p(yₙ|f) df``."""
+def _independent(model: GPModel, X: Any, Y: Any, num_rows: int) -> float:
+    """``Σ log ∫ N(f; μ₀ₙ, kₙₙ) p(yₙ|f) df``, from some of so many rows."""
     rows = np.linspace(0, len(X) - 1, min(len(X), MAX_ROWS)).astype(int)
     inputs, observed = tf.convert_to_tensor(X[rows]), tf.convert_to_tensor(Y[rows])
     variance = model.kernel(inputs, full_cov=False)
@@ -68,7 +72,7 @@ def _independent(model: GPModel, X: Any, Y: Any) -> float:
     nothing = tf.zeros_like(mean)
     at = (inputs, mean, variance, observed, nothing, nothing)
     densities = log_expected_ratio(model.likelihood, *at, 1.0)
-    return len(X) * float(tf.reduce_mean(densities))
+    return num_rows * float(tf.reduce_mean(densities))
 
 
 def verdict_on(ending: Ending, found: Assessment) -> tuple[str, str]:

@@ -12,12 +12,18 @@ import tensorflow as tf
 from gpflow.models import GPModel
 from gpflow.utilities import parameter_dict
 
+from ..errors import InvalidPosteriorError, NonFiniteError
+from ..rows import DataRows
 from . import interrupts
 
 Array = npt.NDArray[np.float64]
 
 MAX_RESTARTS = 5
 """L-BFGS is begun again at most so often where its line search gave up on a slope."""
+
+
+FAILURES = (NonFiniteError, InvalidPosteriorError, tf.errors.InvalidArgumentError)
+"""What may go wrong at a start that others need not share."""
 
 
 class Run(NamedTuple):
@@ -30,19 +36,33 @@ class Run(NamedTuple):
     message: str
 
 
+class Ends(NamedTuple):
+    """Of all starts: their losses, NaN where one failed, and whether the user interrupted them."""
+
+    losses: list[float]
+    failures: list[Exception]
+    interrupted: bool
+
+
 class Minimisation:
     """L-BFGS from wherever the model is, and the best that it has found."""
 
     def __init__(
-        self, model: GPModel, closure: Callable[[], Any], max_iterations: int, tolerance: float
+        self,
+        model: GPModel,
+        closure: Callable[[], Any],
+        max_iterations: int,
+        tolerance: float,
+        data: Any = None,
     ) -> None:
         self.variables = tuple(model.trainable_variables)
         self.trained = trained_parameters(model)
         self.num_iterations = self.num_evaluations = 0
         self.best: Run | None = None
         self._closure = closure
+        self._rows = data if isinstance(data, DataRows) else None
         self._optimizer = gpflow.optimizers.Scipy()
-        self._max_iterations, self._tolerance = max_iterations, tolerance
+        self.max_iterations, self.tolerance = max_iterations, tolerance
 
     def begin_again(self, closure: Callable[[], Any]) -> None:
         """Go on with another loss of the same variables: what was best is not comparable."""
@@ -59,11 +79,11 @@ class Minimisation:
 
     def run(self, bar: Any) -> Run:
         """To the end of one start, begun again on a slope as long as that helps."""
-        left, before = self._max_iterations, np.inf
+        left, before = self.max_iterations, np.inf
         for _ in range(1 + MAX_RESTARTS):
             run, count = self._minimise(left, bar)
             left -= count
-            is_steep = np.max(np.abs(run.gradient)) > self._tolerance
+            is_steep = np.max(np.abs(run.gradient)) > self.tolerance
             if not is_steep or left < 1 or not run.loss < before:
                 break
             before = run.loss
@@ -75,24 +95,30 @@ class Minimisation:
             bar.set_postfix(loss=f"{at.fun:.4f}", refresh=False)
             bar.update(1)
             if interrupts.is_pending():
-                self._keep(Run(np.array(at.x), float(at.fun), np.array([np.nan]), False, ""))
+                self.keep(Run(np.array(at.x), float(at.fun), np.array([np.nan]), False, ""))
             interrupts.check()
 
-        result = self._optimizer.minimize(
-            self._closure,
-            self.variables,
-            callback=callback,
-            options={"maxiter": max_iterations},
-            allow_unused_variables=True,
-        )
+        try:
+            result = self._optimizer.minimize(
+                self._closure,
+                self.variables,
+                callback=callback,
+                options={"maxiter": max_iterations},
+                allow_unused_variables=True,
+            )
+        except tf.errors.OpError:
+            if self._rows is not None and self._rows.failure is not None:
+                raise self._rows.failure from None
+            raise
         self.num_iterations += int(result.nit)
         self.num_evaluations += int(result.nfev)
         message = result.message if isinstance(result.message, str) else result.message.decode()
         run = Run(result.x, float(result.fun), result.jac, result.status == 1, message)
-        self._keep(run)
+        self.keep(run)
         return run, int(result.nit)
 
-    def _keep(self, run: Run) -> None:
+    def keep(self, run: Run) -> None:
+        """If it is the best so far."""
         if np.isfinite(run.loss) and (self.best is None or run.loss <= self.best.loss):
             self.best = run
 
