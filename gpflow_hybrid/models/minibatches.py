@@ -14,6 +14,7 @@ from ..inference.inducing import InducingPosterior, Pair, SummedSites
 from ..inference.options import MINIBATCH
 from ..inference.row_sums import RowSums
 from ..objectives import power_of
+from ..priors.inducing import InducingPrior
 from ..rows import DataRows
 from ..validation import check_step
 from .sparse_objectives import SparseObjectives
@@ -30,6 +31,9 @@ class MinibatchModel(SparseObjectives):
     that has not seen the batch; then q(u) takes a step on it. Unless the objective is the ELBO, which is
     stationary in q(u), the total gradient needs ``w = (∂G/∂x)ᵀw + ∂L/∂x``, which follows by steps of
     the same size. Both are forgotten when q(u) is inferred from all data, or reset.
+
+    Sites are of ``L⁻¹u``. Where θ has moved since the last step they are first made to say of u what they
+    did: data say much the same of u at other hyperparameters, and a q(u) that lags behind θ holds it back.
     """
 
     def natgrad_step(self, batch: RegressionData, lr: Any = None) -> None:
@@ -64,7 +68,19 @@ class MinibatchModel(SparseObjectives):
         t = int(self.sites.num_steps) / MINIBATCH.steps_before_decay
         return float(first * (1.0 + t) ** -MINIBATCH.decay)
 
-    def _move(self, q: InducingPosterior, target: SummedSites, lr: float) -> None:
+    def _q_at(self, prior: InducingPrior) -> InducingPosterior:
+        """q(u) with sites that say of u what they did at the last step, if that is valid."""
+        q = self._q()
+        moved = InducingPosterior(self._warm_start(prior))
+        return moved if moved.is_valid else q
+
+    def _move(
+        self,
+        q: InducingPosterior,
+        target: SummedSites,
+        lr: float,
+        prior: InducingPrior | None = None,
+    ) -> None:
         if not all(np.isfinite(x).all() for x in target):
             raise NonFiniteError(
                 "The expected log likelihood of this batch is not finite under q(u), which is unchanged. "
@@ -76,6 +92,9 @@ class MinibatchModel(SparseObjectives):
             if InducingPosterior(new).is_valid:
                 self.sites.assign(self._as_site_values(new))
                 self.sites.num_steps.assign_add(1)
+                if prior is not None:
+                    self._inferred_from.factors = prior.chol
+                    self._inferred_from.lambda_2 = new.lambda_2
                 return
             lr *= 0.5
         raise InvalidPosteriorError(
@@ -92,9 +111,9 @@ class MinibatchModel(SparseObjectives):
         sums = self._sums(rows, alpha, prior)
         lr = self._automatic_lr(1.0 / scale)
         with np.errstate(all="ignore"):
-            q = self._q()
+            q = self._q_at(prior)
             if not q.sites.lambda_2.any():  # nothing is known of the data yet
-                self._move(q, _scaled(sums.expectations(q).target, scale), lr)
+                self._move(q, _scaled(sums.expectations(q).target, scale), lr, prior)
                 q = self._q()
             found = sums.expectations(q)
             value, w = found.expected, None
@@ -106,7 +125,7 @@ class MinibatchModel(SparseObjectives):
                     remarks.make(0.0, (NO_CAVITY,))  # and not for a q(u) that is on its way
             pulled = sums.pull_back(q, w)
         gradients = [scale * g for g in self._gradients(prior, pulled, variables)]
-        self._move(q, _scaled(found.target, scale), lr)
+        self._move(q, _scaled(found.target, scale), lr, prior)
         return scale * value - q.kl, gradients
 
     def _follow(

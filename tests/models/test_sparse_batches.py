@@ -6,9 +6,11 @@ import warnings
 from typing import Any
 
 import gpflow
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 import gpflow_hybrid as gh
 from gpflow_hybrid import ConvergenceWarning, InvalidDataError
@@ -210,6 +212,61 @@ def test_a_stream_of_other_shapes_is_refused() -> None:
 
 
 # Training
+
+
+@pytest.mark.parametrize(
+    ("objective", "optimizers"), [("ep_like", keras.optimizers), ("elbo", tf_keras.optimizers)]
+)
+def test_adam_on_batches_reaches_the_optimum_of_all_data(objective: str, optimizers: Any) -> None:
+    """On a fifth of the rows at a time, from q(u) = p(u) and 37 nats off.
+
+    Of inducing points there are many optima, and which one is reached depends on the way: they are fixed.
+    """
+    N, rng = 500, np.random.default_rng(0)
+    X = rng.uniform(-3.0, 3.0, (N, 1))
+    data = X, (2.0 * np.sin(1.3 * X) + rng.normal(size=X.shape) > 0.0).astype(float)
+
+    def make(num_data: int | None = None) -> gh.SparseCVIModel:
+        model = gh.SparseCVIModel(
+            gpflow.kernels.Matern52(variance=1.5, lengthscales=3.5),
+            gh.likelihoods.ProbitBernoulli(),
+            np.linspace(-3.0, 3.0, 10)[:, None],
+            mean_function=gpflow.functions.Constant(0.0),
+            num_data=num_data,
+            objective=objective,
+        )
+        gpflow.set_trainable(model.inducing_variable, False)
+        return model
+
+    full = make()
+    start = float(full.training_loss(data))
+    gpflow.optimizers.Scipy().minimize(full.training_loss_closure(data), full.trainable_variables)
+    best = float(full.training_loss(data))
+    assert start - best > 30.0
+
+    model = make(N)
+    variables = model.trainable_variables
+    loss = model.training_loss_closure(iter(stream(*data).shuffle(N, seed=0).batch(100).repeat()))
+    # The first gradients, at a q(u) that is on its way, are large: with Adam's own β₂ = 0.999 the steps
+    # after them would be short for longer than this takes.
+    num_steps = 100
+    adam = optimizers.Adam(optimizers.schedules.CosineDecay(0.2, num_steps), beta_2=0.95)
+    adam.build(variables)
+
+    @tf.function(autograph=False)
+    def step() -> None:
+        with tf.GradientTape() as tape:
+            value = loss()
+        adam.apply_gradients(zip(tape.gradient(value, variables), variables, strict=True))
+
+    for _ in range(num_steps):
+        step()
+    power = {"elbo": 0.0, "ep_like": 1.0}[objective]
+    at_its_own_q = -float(model.power_ep_log_marginal(data, power))
+    model.infer(data)
+    reached = float(model.training_loss(data))
+    assert reached - best < 0.3  # nats of all data: what the noise of batches leaves
+    assert at_its_own_q - best < 0.5  # q(u) came along
 
 
 @pytest.mark.filterwarnings("ignore:A cavity does not exist")  # for a few batches

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from gpflow.optimizers.natgrad import XiSqrtMeanVar
+from scipy import stats
 
 import gpflow_hybrid as gh
 from gpflow_hybrid import tuning
@@ -74,6 +75,19 @@ def test_elbo_is_that_of_svgp_converged_by_natural_gradients(name: str) -> None:
         np.testing.assert_allclose(gradient, expected[path], rtol=1e-4, atol=1e-5, err_msg=path)
 
 
+def test_with_a_robust_maximum_q_is_stationary_for_svgps_bound() -> None:
+    problem = sparse_problem("multiclass")
+    model = problem.model("elbo")
+    assert model.infer(problem.data, tolerance=1e-9).converged
+    arguments = problem.arguments() | {"q_mu": model.q_mu.numpy(), "q_sqrt": model.q_sqrt.numpy()}
+    svgp = gpflow.models.SVGP(**arguments)
+    np.testing.assert_allclose(model.elbo(problem.data), svgp.elbo(problem.data), rtol=1e-8)
+    _, found = loss_and_gradients(model, problem.data)
+    _, expected = loss_and_gradients(svgp, problem.data)
+    for path, gradient in expected.items():
+        np.testing.assert_allclose(found.get(path, 0.0), gradient, atol=1e-5, err_msg=path)
+
+
 @pytest.mark.parametrize(
     ("objective", "kind"), [("elbo", gpflow.models.SGPR), ("ep_like", gpflow.models.GPRFITC)]
 )
@@ -95,6 +109,31 @@ def test_a_gaussian_likelihood_gives_sgpr_and_fitc(objective: str, kind: Any) ->
         np.testing.assert_allclose(found, other, rtol=1e-8)
 
 
+@pytest.mark.parametrize("alpha", [0.1, 0.5, 0.9])
+def test_a_gaussian_likelihood_gives_power_ep_of_sparse_regression(alpha: float) -> None:
+    """``log N(y; μ, Q + αk̃ + σ²) − (1 − α)/2α Σ log(1 + αk̃/σ²)`` with ``Q = K_fu K_uu⁻¹ K_uf``."""
+    problem = sparse_problem("gaussian", 60, 9)
+    model = problem.model(alpha)
+    Kuu, Kuf, kff = (
+        x.numpy()
+        for x in (
+            model.kernel(problem.Z) + 1e-6 * np.eye(9),
+            model.kernel(problem.Z, problem.X),
+            model.kernel(problem.X, full_cov=False),
+        )
+    )
+    Q, noise = Kuf.T @ np.linalg.solve(Kuu, Kuf), 0.1
+    rest = kff - np.diag(Q)
+    mean = model.mean_function(problem.X).numpy()[:, 0]
+    expected = stats.multivariate_normal.logpdf(
+        problem.Y[:, 0], mean, Q + np.diag(alpha * rest + noise)
+    ) - (1.0 - alpha) / (2.0 * alpha) * np.sum(np.log1p(alpha * rest / noise))
+    np.testing.assert_allclose(-float(model.training_loss(problem.data)), expected, rtol=1e-9)
+    np.testing.assert_allclose(
+        model.power_ep_log_marginal(problem.data, alpha), expected, rtol=1e-9
+    )
+
+
 @pytest.mark.parametrize("name", ["probit_bernoulli", "bernoulli_probit", "student_t", "poisson"])
 @pytest.mark.parametrize("objective", ["elbo", "ep_like"])
 def test_inducing_points_at_the_data_give_the_dense_model(name: str, objective: str) -> None:
@@ -102,15 +141,19 @@ def test_inducing_points_at_the_data_give_the_dense_model(name: str, objective: 
     arguments = problem.arguments()
     del arguments["inducing_variable"]
     dense = gh.CVIModel(problem.data, **arguments, objective=objective)
-    sparse = problem.model(objective, inducing_variable=problem.X.copy())
-    # The jitter of K_uu, 1e-6, is all that differs.
-    np.testing.assert_allclose(sparse.training_loss(problem.data), dense.training_loss(), rtol=2e-5)
-    np.testing.assert_allclose(
-        sparse.ep_like_log_marginal(problem.data), dense.ep_like_log_marginal(), rtol=2e-5
-    )
-    np.testing.assert_allclose(
-        sparse.predict_f(problem.X[:5])[0], dense.predict_f(problem.X[:5])[0], atol=1e-4
-    )
+    # Only the sparse one has a jitter, of K_uu.
+    with gpflow.config.as_context(gpflow.config.Config(jitter=1e-11)):
+        sparse = problem.model(objective, inducing_variable=problem.X.copy())
+        np.testing.assert_allclose(
+            sparse.training_loss(problem.data), dense.training_loss(), rtol=1e-8
+        )
+        np.testing.assert_allclose(
+            sparse.ep_like_log_marginal(problem.data), dense.ep_like_log_marginal(), rtol=1e-7
+        )
+        for found, expected in zip(
+            sparse.predict_f(problem.X[:5]), dense.predict_f(problem.X[:5]), strict=True
+        ):
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
@@ -140,17 +183,6 @@ def test_the_gradient_is_that_of_finite_differences(name: str, alpha: float) -> 
         np.testing.assert_allclose(
             np.sum(gradients[path] * direction), difference, rtol=1e-5, atol=1e-5, err_msg=path
         )
-
-
-def test_the_marginalised_value_is_above_svgps_bound_and_below_zero() -> None:
-    problem = sparse_problem("probit_bernoulli", 200, 8)
-    for log_sigma in (-1.0, 0.0, 2.0, 5.0, 10.0, 20.0):
-        values = []
-        for objective in ("elbo", "ep_like"):
-            model = problem.model(objective)
-            model.kernel.variance.assign(np.exp(2.0 * log_sigma))
-            values.append(-float(model.training_loss(problem.data)))
-        assert values[0] <= values[1] <= 0.0
 
 
 def test_objectives_can_be_compared_at_one_q() -> None:
@@ -219,6 +251,26 @@ def test_estimates_on_batches_are_unbiased(objective: str) -> None:
             np.testing.assert_allclose(mean, gradient, rtol=1e-4, atol=1e-4, err_msg=path)
 
 
+@pytest.mark.parametrize("name", ["probit_bernoulli", "student_t"])
+def test_a_step_on_a_batch_is_that_of_gpflows_natural_gradient(name: str) -> None:
+    problem = sparse_problem(name)
+    model = problem.model("elbo", num_data=40)
+    model.infer(problem.data)
+    arguments = problem.arguments() | {"q_mu": model.q_mu.numpy(), "q_sqrt": model.q_sqrt.numpy()}
+    svgp = gpflow.models.SVGP(**arguments, num_data=40)
+    for start, lr in ((0, 0.3), (10, None), (20, None)):
+        batch = tuple(x[start : start + 10] for x in problem.data)
+        # ρ_t = 0.7 √(B/N) (1 + t/50)^−0.75
+        gamma = lr or 0.35 * (1.0 + int(model.sites.num_steps) / 50.0) ** -0.75
+        model.natgrad_step(batch, lr)
+        gpflow.optimizers.NaturalGradient(gamma).minimize(
+            svgp.training_loss_closure(batch, compile=False), [(svgp.q_mu, svgp.q_sqrt)]
+        )
+        np.testing.assert_allclose(model.q_mu, svgp.q_mu, rtol=1e-6, atol=1e-8)
+        np.testing.assert_allclose(model.q_sqrt, svgp.q_sqrt, rtol=1e-6, atol=1e-8)
+    assert int(model.sites.num_steps) == 3
+
+
 def test_one_step_on_all_data_is_exact_for_a_gaussian() -> None:
     problem = sparse_problem("gaussian")
     model = problem.model("elbo")
@@ -226,47 +278,6 @@ def test_one_step_on_all_data_is_exact_for_a_gaussian() -> None:
     expected = float(model.elbo(problem.data))
     assert model.infer(problem.data).num_steps == 0
     np.testing.assert_allclose(model.elbo(problem.data), expected, rtol=1e-10)
-
-
-def test_adam_on_batches_reaches_the_optimum_of_all_data() -> None:
-    problem = sparse_problem("probit_bernoulli", 300, 6)
-
-    def make(**more: Any) -> gh.SparseCVIModel:
-        model = problem.model(mean_function=None, **more)
-        model.kernel.variance.assign(8.0)
-        model.kernel.lengthscales.assign(0.7)
-        gpflow.set_trainable(model.inducing_variable, False)
-        return model
-
-    full = make()
-    at_start = -float(full.training_loss(problem.data))
-    gpflow.optimizers.Scipy().minimize(
-        full.training_loss_closure(problem.data), full.trainable_variables
-    )
-    best = float(full.ep_like_log_marginal(problem.data))
-    model = make(num_data=300)
-    dataset = tf.data.Dataset.from_tensor_slices(problem.data).repeat()
-    loss = model.training_loss_closure(iter(dataset.shuffle(300, seed=0).batch(60)))
-    adam = tf.optimizers.Adam(0.1)
-
-    @tf.function
-    def step() -> None:
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(model.trainable_variables)
-            value = loss()
-        gradients = tape.gradient(value, model.trainable_variables)
-        adam.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-
-    for i in range(250):
-        adam.learning_rate.assign(0.1 / (1.0 + i / 100.0))
-        step()
-    before = float(model.ep_like_log_marginal(problem.data))
-    model.infer(problem.data)
-    reached = float(model.ep_like_log_marginal(problem.data))
-    # What is left is the noise of the last steps.
-    assert best - at_start > 1.0
-    assert best - reached < 0.2
-    assert abs(reached - before) < 0.5
 
 
 def test_separate_kernels_and_inducing_points() -> None:
@@ -303,62 +314,6 @@ def test_a_shared_kernel_takes_plain_points() -> None:
     np.testing.assert_allclose(
         model.predict_f(problem.X[:4])[1], plain.predict_f(problem.X[:4])[1], rtol=1e-6
     )
-
-
-class _Nystrom(gpflow.kernels.Kernel):
-    """``k(x, Z) K_uu⁻¹ k(Z, x')``."""
-
-    def __init__(self, kernel: gpflow.kernels.Kernel, Z: np.ndarray) -> None:
-        super().__init__()
-        self.kernel_, self.Z = kernel, Z
-
-    def _root(self, X: tf.Tensor) -> tf.Tensor:
-        Kuu = self.kernel_(self.Z) + 1e-6 * np.eye(len(self.Z))
-        return tf.linalg.triangular_solve(tf.linalg.cholesky(Kuu), self.kernel_(self.Z, X))
-
-    def K(self, X: tf.Tensor, X2: tf.Tensor | None = None) -> tf.Tensor:
-        A = self._root(X)
-        return tf.matmul(A, A if X2 is None else self._root(X2), transpose_a=True)
-
-    def K_diag(self, X: tf.Tensor) -> tf.Tensor:
-        return tf.reduce_sum(tf.square(self._root(X)), 0)
-
-
-class _Marginalised(gpflow.likelihoods.ScalarLikelihood):
-    """``Φ((2y − 1) a/√(1 + k̃(x)))``."""
-
-    def __init__(self, nystrom: _Nystrom) -> None:
-        super().__init__(quadrature=gpflow.quadrature.NDiagGHQuadrature(1, 60))
-        self.nystrom = nystrom
-
-    def _scalar_log_prob(self, X: Any, F: Any, Y: Any) -> tf.Tensor:
-        rest = self.nystrom.kernel_(X, full_cov=False) - self.nystrom.K_diag(X)
-        return gh.likelihoods.ProbitBernoulli()._scalar_log_prob(
-            X, F / tf.sqrt(1.0 + rest)[:, None], Y
-        )
-
-    def _conditional_mean(self, X: Any, F: Any) -> tf.Tensor:
-        return F
-
-    def _conditional_variance(self, X: Any, F: Any) -> tf.Tensor:
-        return F
-
-
-def test_the_ep_like_value_is_close_to_the_marginalised_models_evidence() -> None:
-    """Which annealed importance sampling knows: it is a model with N(0, AᵀA) and the likelihood p̃."""
-    problem = sparse_problem("probit_bernoulli", 50, 6)
-    kernel = gpflow.kernels.Matern52(variance=4.0, lengthscales=1.2)
-    sparse = problem.model(kernel=kernel, mean_function=None)
-    sparse.infer(problem.data)
-    nystrom = _Nystrom(kernel, problem.Z)
-    dense = gh.CVIModel(problem.data, nystrom, _Marginalised(nystrom))
-    dense.infer()
-    value = float(sparse.ep_like_log_marginal(problem.data))
-    np.testing.assert_allclose(value, dense.ep_like_log_marginal(), rtol=1e-6)
-    sampled = gh.annealed_importance_sampling(dense, num_chains=64, num_temperatures=100, seed=0)
-    error = float(sampled.standard_error)
-    # EP-like is no bound and has an error of its own, smaller than 0.02 nats here.
-    assert abs(value - float(sampled.log_marginal_likelihood)) < 3.0 * error + 0.02
 
 
 def test_a_likelihood_too_narrow_for_the_inner_rule_is_told() -> None:
