@@ -232,9 +232,9 @@ def prepare_process() -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Arrays of up to 32 MB come from memory that was freed before. Dask has a nanny's workers give all of it
-    back to the system (``MALLOC_TRIM_THRESHOLD_``), whose clearing of its pages takes several times as long
-    as a quadrature on arrays."""
+    """Arrays of up to 32 MB come from memory that was freed before. Dask has a nanny's workers give all of
+    it back to the system (``MALLOC_TRIM_THRESHOLD_``), which takes several times as long to clear its pages
+    as a quadrature on arrays does with them."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is not None:  # glibc
         M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
