@@ -6,6 +6,8 @@ worker. On another worker it arrives with its rows alone and finds the rest agai
 
 from __future__ import annotations
 
+import ctypes
+import os
 import sys
 import threading
 import weakref
@@ -225,6 +227,7 @@ def prepare_process() -> None:
     if worker.address.startswith("inproc:"):
         return
     limit_threads(1)
+    _keep_freed_memory()
     limit = worker.memory_manager.memory_limit
     if limit:
         _most_kept = int(limit) // KEPT_PART
@@ -233,3 +236,14 @@ def prepare_process() -> None:
         tf.config.threading.set_inter_op_parallelism_threads(1)
     except RuntimeError:  # TensorFlow is under way
         pass
+
+
+def _keep_freed_memory() -> None:
+    """Arrays of up to 32 MB come from memory that was freed before. Dask has a nanny's workers give all of
+    it back to the system (``MALLOC_TRIM_THRESHOLD_``), which takes several times as long to clear its pages
+    as a quadrature on arrays does with them."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
+    if mallopt is not None:  # glibc
+        M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+        mallopt(M_MMAP_THRESHOLD, 2**25)
+        mallopt(M_TRIM_THRESHOLD, 2**27)
