@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 from gpflow.base import MeanAndVariance
+from gpflow.likelihoods import Likelihood
 from gpflow.models import GPModel
 from gpflow.posteriors import PrecomputeCacheType
 from gpflow.utilities import deepcopy, parameter_dict
@@ -88,6 +89,11 @@ class Mixture:
         self.mark = mark
         """Of the data and the parameters, by which a model is recognised."""
         self._cached: dict[PrecomputeCacheType, MixturePosterior] = {}
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """The model's, with the parameters of the last setting that was looked at."""
+        return self._target.model.likelihood
 
     def models(self) -> Iterator[GPModel]:
         """The model at one setting after the other; always the same object."""

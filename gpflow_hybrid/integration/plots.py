@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.ndimage import gaussian_filter
 
 from ..plotting import pyplot
 
@@ -95,6 +96,7 @@ def _joint(
     limits = [np.interp([0.002, 0.998], *_distribution(c, result.draws.weights)) for c in at]
     bins: dict[str, Any] = {"bins": 40, "range": limits, "weights": result.draws.weights}
     heights, *edges = np.histogram2d(at[0], at[1], **bins)
+    heights = gaussian_filter(heights, 1.2)  # of few draws for each cell
     shown = [np.exp(e) if log else e for e, log in zip(edges, is_log, strict=True)]
     axis.pcolormesh(*shown, heights.T, cmap="Blues", rasterized=True)
     size = 60.0 * np.sqrt(result.weights / result.weights.max())

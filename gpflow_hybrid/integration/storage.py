@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from gpflow.models import GPModel
+from gpflow.quadrature import NDiagGHQuadrature
 from gpflow.utilities import parameter_dict
 
 from ..errors import CheckpointError
@@ -39,6 +40,7 @@ def save(result: HyperparameterPosterior, path: Path) -> None:
     """Settings, weights, sites and words, with a mark of model and data, as NumPy's ``npz``."""
     words: dict[str, Any] = {name: getattr(result, name) for name in WORDS}
     words |= {"format": FORMAT, "mark": result.mixture.mark, "chains": None}
+    words["points"] = _points(result.mixture.likelihood)
     if result.chains is not None:
         words["chains"] = {
             name: np.asarray(value).tolist()
@@ -80,6 +82,9 @@ def load(path: Path, model: GPModel, data: Any) -> HyperparameterPosterior:
             f"{path} is of a model with other data or other hyperparameters: build the model as it was "
             "when it was integrated."
         )
+    points = words.pop("points")
+    if points != _points(problem.model.likelihood):  # a fit gave it more of them
+        problem.model.likelihood.quadrature = NDiagGHQuadrature(1, points)
     target = problem.target()
     parameters = parameter_dict(problem.model)
     for name, value in arrays.items():
@@ -107,3 +112,9 @@ def load(path: Path, model: GPModel, data: Any) -> HyperparameterPosterior:
 def _report(saved: dict[str, Any]) -> ChainReport:
     numbers = {name: np.asarray(saved[name]) for name in ("r_hat", "effective_sample_size")}
     return ChainReport(**{**saved, **numbers})
+
+
+def _points(likelihood: Any) -> int | None:
+    """Of the likelihood's Gauss–Hermite rule, where it has one."""
+    found = getattr(getattr(likelihood, "quadrature", None), "n_gh", None)
+    return None if found is None else int(found)

@@ -166,3 +166,21 @@ def test_models_are_refused() -> None:
     variable.kernel.extra = tf.Variable(1.0, dtype=tf.float64)
     with pytest.raises(gh.InvalidDataError, match="is a trainable tf.Variable"):
         gh.integrate_hyperparameters(variable)
+
+
+def test_a_likelihood_that_was_given_more_points_has_them_again(tmp_path: Any) -> None:
+    X, Y = regression_data()
+    likelihood = gpflow.likelihoods.StudentT()
+    likelihood.quadrature = gpflow.quadrature.NDiagGHQuadrature(1, 50)
+    model = gh.CVIModel((X, Y), gpflow.kernels.Matern32(), likelihood)
+    gpflow.set_trainable(model.kernel, False)
+    found = gh.integrate_hyperparameters(model, tolerance=0.3)
+    found.save(tmp_path / "result.npz")
+    other = gh.CVIModel((X, Y), gpflow.kernels.Matern32(), gpflow.likelihoods.StudentT())
+    gpflow.set_trainable(other.kernel, False)
+    loaded = gh.HyperparameterPosterior.load(tmp_path / "result.npz", other)
+    assert loaded.mixture.likelihood.quadrature.n_gh == found.mixture.likelihood.quadrature.n_gh
+    new = X_NEW, np.sin(2.0 * X_NEW)
+    np.testing.assert_allclose(
+        loaded.predict_log_density(new), found.predict_log_density(new), atol=1e-10
+    )
