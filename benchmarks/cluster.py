@@ -6,9 +6,9 @@
     python -m benchmarks.cluster fit          # N = 1,000,000, M = 200, out of core, to its optimum
     python -m benchmarks.cluster report       # tables, and the model's prediction, in docs/cluster.md
 
-Data as in ``benchmarks.sparse_floor``: eight inputs, Matérn-5/2, probit, EP-like. Losses are taken 1 % from
-the hyperparameters before, in turn with those of this process. Every part adds its records to
-``benchmarks/results/cluster.json``.
+Data as in ``benchmarks.sparse_floor``, but for the fit: eight inputs, Matérn-5/2, probit, EP-like. Losses
+are taken 1 % from the hyperparameters before, in turn with those of this process. Every part adds its
+records to ``benchmarks/results/cluster.json``.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def keep_nothing() -> None:
 
 
 def generated(num_rows: int, chunk: int, seed: int = 0) -> tuple[Any, Any]:
-    """Dask arrays whose chunks are made where they are needed."""
+    """Dask arrays whose chunks are made where they are needed: probit labels that depend on all inputs."""
     import dask.array as da
 
     sizes = [min(chunk, num_rows - i) for i in range(0, num_rows, chunk)]
@@ -184,8 +184,8 @@ def generated(num_rows: int, chunk: int, seed: int = 0) -> tuple[Any, Any]:
     def block(number: Any) -> Any:
         rng = np.random.default_rng([seed, int(number[0])])
         X = rng.normal(size=(sizes[int(number[0])], NUM_INPUTS))
-        f = np.sin(X[:, :1]) + 0.5 * X[:, 1:2] * X[:, 2:3]
-        return np.hstack([X, f + 0.3 * rng.normal(size=f.shape) > 0.0])
+        f = 2.0 * np.sin(X[:, :1]) + X[:, 1:2] * X[:, 2:3] + 0.3 * X[:, 3:].sum(1, keepdims=True)
+        return np.hstack([X, f + rng.normal(size=f.shape) > 0.0])
 
     both = numbers.map_blocks(
         block, chunks=(tuple(sizes), (columns,)), new_axis=1, dtype=np.float64
@@ -204,7 +204,7 @@ def fit(a: argparse.Namespace) -> None:
     X, Y = generated(num_rows, 50_000)
     with cluster(2) as client:
         rows = gh.distributed.shards(client, X, Y)
-        part = rows.first_rows(20_000)
+        part = rows.first_rows(a.part_rows)
         model = new_model(gh.inducing_points(part[0], a.inducing))
         gpflow.set_trainable(model.inducing_variable, False)
         model.kernel.lengthscales = gpflow.Parameter(
@@ -270,8 +270,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--sizes", nargs="+", type=int, default=[50_000, 200_000])
     parser.add_argument("--inducing", type=int, default=200)
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--iterations", type=int, default=30, help="of L-BFGS, of the fit")
+    parser.add_argument("--iterations", type=int, default=20, help="of L-BFGS, of the fit")
     parser.add_argument("--tolerance", type=float, default=1.0, help="of the fit's gradient, nats")
+    parser.add_argument("--part-rows", type=int, default=20_000, help="that a fit starts from")
     a = parser.parse_args(arguments)
     {"loss": loss, "overhead": overhead, "times": times, "fit": fit, "report": report}[a.part](a)
 

@@ -2,6 +2,15 @@
 
     python -m benchmarks.sparse magic banana usps protein --m 100 200 500 --limit 600 --peers
 
+takes hours, most of them the peers'. Forty minutes of two idle cores are enough for ::
+
+    python -m benchmarks.sparse magic --m 100 --limit 90 --peers
+    python -m benchmarks.sparse magic --m 200 --limit 75
+    python -m benchmarks.sparse banana --m 50 --limit 30
+    python -m benchmarks.sparse usps --m 200 --limit 30
+    python -m benchmarks.sparse protein --m 200 --limit 75
+    python -m benchmarks.sparse magic --m 500 --limit 90
+
 The same Matérn-5/2 from ``ℓ = √D``, ``σ = 1``, trained in logs, the same inducing inputs from k-means
 (fixed, or trained by all with ``--train-z``), the first of five folds, inputs standardised; one process at
 a time with two threads. Labels have a probit likelihood; Protein, standardised too, a Student-t with

@@ -11,12 +11,13 @@ from . import (
     posteriors,
     training,
 )
-from .comparison import ObjectiveComparison, ObjectiveFit, compare_objectives
+from .comparison import ObjectiveComparison, compare_objectives
 from .errors import (
     CheckpointError,
     ClusterError,
     ClusterWarning,
     ConvergenceWarning,
+    ForkedProcessError,
     GPflowHybridError,
     InvalidDataError,
     InvalidPosteriorError,
@@ -50,6 +51,7 @@ from .models import (
     SiteModel,
     SparseCVIModel,
 )
+from .objective_fits import ObjectiveFit
 from .posteriors import SitePosterior
 from .sites import InducingSites, Sites
 from .training import FitResult, TrainingResult, VEMTrainer, fit
@@ -68,6 +70,7 @@ __all__ = [
     "EvidenceComparison",
     "EvidenceEstimate",
     "FitResult",
+    "ForkedProcessError",
     "GPflowHybridError",
     "HyperparameterPosterior",
     "InducingSites",

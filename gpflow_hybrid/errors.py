@@ -10,6 +10,7 @@ __all__ = [
     "ClusterError",
     "ClusterWarning",
     "ConvergenceWarning",
+    "ForkedProcessError",
     "GPflowHybridError",
     "InvalidDataError",
     "InvalidPosteriorError",
@@ -47,6 +48,10 @@ class ClusterError(GPflowHybridError, RuntimeError):
 
 class ClusterWarning(UserWarning):
     """A worker of a Dask cluster was lost, or came; the message says what became of its rows."""
+
+
+class ForkedProcessError(GPflowHybridError, RuntimeError):
+    """This process was forked after models had computed in its parent; the message says what to do."""
 
 
 class ConvergenceWarning(UserWarning):

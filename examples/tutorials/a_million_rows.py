@@ -49,7 +49,7 @@ client = Client(
 #
 # Dask reads Parquet, CSV and Zarr (`dask.dataframe.read_parquet`, `dask.array.from_zarr`); DataFrames
 # and arrays in any chunks will do. This function makes a chunk of rows where it is needed: eight
-# inputs, and a label that depends on three of them.
+# inputs, and a label that depends on all of them.
 
 # %%
 num_rows, chunk = shortened(1_000_000, 1_000), shortened(50_000, 300)
@@ -61,8 +61,8 @@ def generated(num_rows, seed):
     def block(number):
         rng = np.random.default_rng([seed, int(number[0])])
         X = rng.normal(size=(sizes[int(number[0])], 8))
-        f = 2.0 * np.sin(X[:, :1]) + X[:, 1:2] * X[:, 2:3]
-        return np.hstack([X, f + 0.5 * rng.normal(size=f.shape) > 0.0])
+        f = 2.0 * np.sin(X[:, :1]) + X[:, 1:2] * X[:, 2:3] + 0.3 * X[:, 3:].sum(1, keepdims=True)
+        return np.hstack([X, f + rng.normal(size=f.shape) > 0.0])
 
     numbers = da.from_array(np.arange(len(sizes)), chunks=1)
     both = numbers.map_blocks(block, chunks=(tuple(sizes), (9,)), new_axis=1, dtype=np.float64)

@@ -319,9 +319,10 @@ for axis in (left, right):
     axis.legend()
 
 # %% [markdown]
-# Most of the way is made in few steps; then the noise of the batches and the falling step size decide how
-# near to L-BFGS they end, and more steps are needed to go further. For these data L-BFGS is the better
-# choice: it has no learning rate and knows when it has converged.
+# On the same batches `SVGP` goes much the same way. Most of it is made in few steps; then the noise of
+# the batches and the falling step size decide how near to L-BFGS they end, and more steps are needed to
+# go further. For these data L-BFGS is the better choice: it has no learning rate and knows when it has
+# converged.
 #
 # ## How many inducing points?
 #

@@ -6,6 +6,7 @@ worker. On another worker it arrives with its rows alone and finds the rest agai
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from typing import Any, NamedTuple
@@ -29,6 +30,10 @@ from .structure import Structure, Values, restored, variables_of
 
 KEPT_STRUCTURES = 4
 """Models that a process remembers: those whose sums are taken in turns."""
+
+
+KEPT_PART = 3
+"""Of a worker's memory, for projections; from 0.7 of it Dask writes shards to disk."""
 
 
 class Setting(NamedTuple):
@@ -181,8 +186,9 @@ def _room() -> int:
     least its part."""
     with _models_lock:
         present = list(_shards)
-    left = tuning.KEPT_PROJECTIONS - sum(x.kept_bytes for x in present)
-    return max(left, tuning.KEPT_PROJECTIONS // max(1, len(present)))
+    most = min(tuning.KEPT_PROJECTIONS, _most_kept)
+    left = most - sum(x.kept_bytes for x in present)
+    return max(left, most // max(1, len(present)))
 
 
 def answer(shard: Shard, question: Question, first: int) -> Any:
@@ -202,12 +208,14 @@ def rows_of_shard(shard: Shard, first: int, last: int) -> tuple[Array, Array]:
 
 
 _is_prepared = False
+_most_kept = sys.maxsize
+"""Bytes of projections that suit the memory that Dask has given this process."""
 
 
 def prepare_process() -> None:
-    """A worker has as many threads as Dask has given it; a worker inside another program leaves that as
-    it is."""
-    global _is_prepared
+    """A worker has the threads and the memory that Dask has given it; one inside of another program leaves
+    that as it is."""
+    global _is_prepared, _most_kept
     if _is_prepared:
         return
     _is_prepared = True
@@ -217,6 +225,9 @@ def prepare_process() -> None:
     if worker.address.startswith("inproc:"):
         return
     limit_threads(1)
+    limit = worker.memory_manager.memory_limit
+    if limit:
+        _most_kept = int(limit) // KEPT_PART
     try:
         tf.config.threading.set_intra_op_parallelism_threads(1)
         tf.config.threading.set_inter_op_parallelism_threads(1)

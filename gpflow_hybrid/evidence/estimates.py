@@ -206,6 +206,10 @@ def _annealing_options(annealing: Mapping[str, Any] | None, seed: int) -> dict[s
                 f"{', '.join(defaults)}."
             )
     make_plan(
-        **{field.name: (defaults | options)[field.name] for field in dataclasses.fields(Plan)}
+        **{
+            field.name: (defaults | options)[field.name]
+            for field in dataclasses.fields(Plan)
+            if field.name in defaults
+        }
     )
     return options

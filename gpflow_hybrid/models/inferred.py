@@ -11,6 +11,7 @@ from gpflow.mean_functions import Zero
 
 from ..compilation import call_compiled
 from ..errors import NonFiniteError, in_short
+from ..forks import refuse_forked
 from ..inference.collapsing import Limits, Remarks
 from ..inference.common import Method, Solution, is_better
 from ..inference.options import COLLAPSE, RESIDUAL, TRAINING
@@ -28,7 +29,7 @@ from .hyperparameters import floating, mark_of
 
 COULD_NOT_START = (
     "Inference inside the training loss could not start: the kernel matrix, the mean "
-    "function or the expected log likelihood is not finite at these hyperparameters. "
+    "function, the expected log likelihood or a derivative is not finite at these hyperparameters. "
     "Put bounds or priors on them; model.infer() names the datum."
 )
 
@@ -72,6 +73,7 @@ class InferredModel(SiteModel):
         self.sites.store_inferred(values, self._hyperparameter_values())
 
     def _infer(self, method: Method, tolerance: float, max_steps: int) -> InferenceResult:
+        refuse_forked()
         check_positive(tolerance, "tolerance")
         check_count(max_steps, "max_steps")
         if not tf.executing_eagerly():

@@ -10,6 +10,7 @@ import tensorflow as tf
 from gpflow.models.training_mixins import ExternalDataTrainingLossMixin
 
 from ..errors import ClusterError, NonFiniteError
+from ..forks import refuse_forked
 from ..inference.collapsing import Remarks
 from ..inference.common import INVALID_START
 from ..inference.inducing import InducingSolution, SummedSites, natural_gradient_steps
@@ -125,6 +126,7 @@ class SparseCVIModel(MinibatchModel, ExternalDataTrainingLossMixin):
         :param tolerance: on the relative residual of the fixed point.
         :param max_steps: at most so many steps are tried, each a sum over the data.
         """
+        refuse_forked()
         check_positive(tolerance, "tolerance")
         check_count(max_steps, "max_steps")
         if not tf.executing_eagerly():
@@ -162,12 +164,17 @@ class SparseCVIModel(MinibatchModel, ExternalDataTrainingLossMixin):
             if not begun:
                 raise NonFiniteError(COULD_NOT_START)
             return penalty, nothing
+        gradients = self._gradients(prior, found.gradient, variables)
+        if not all(np.isfinite(g).all() for g in gradients):
+            if not begun:
+                raise NonFiniteError(COULD_NOT_START)
+            return penalty, nothing
         remarks.make(found.solution.residual, found.remarks)
         if begun and found.solution.residual > TRAINING.warn_residual:
             # What has not converged is no objective: a line search backs away from it.
             return penalty, nothing
         self._settle(found.solution, sums)
-        return found.value, self._gradients(prior, found.gradient, variables)
+        return found.value, gradients
 
     def _return_to_inferred(self) -> None:
         """The hyperparameters that q(u) belongs to, where an optimiser has tried others in vain."""
@@ -181,6 +188,7 @@ class SparseCVIModel(MinibatchModel, ExternalDataTrainingLossMixin):
     def maximum_log_likelihood_objective(self, data: Any) -> tf.Tensor:
         """The learning objective of all data at the optimal q(u), with its exact total gradient; of a batch
         an unbiased estimate at the present q(u), which then takes a natural-gradient step."""
+        refuse_forked()
         remarks = self._remarks if tf.executing_eagerly() else Remarks()
 
         def evaluate(rows: DataRows, variables: list[tf.Variable]) -> tuple[float, ArrayGradients]:
