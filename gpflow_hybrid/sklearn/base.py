@@ -17,6 +17,7 @@ from ..errors import ConvergenceWarning, InvalidDataError, LargeModelWarning
 from ..inducing_points import inducing_points
 from ..models import CVIModel, SparseCVIModel
 from ..training import FitResult, fit
+from ..training.starts import start_from_data
 from ..validation import is_integer
 from .parts import make_kernel
 
@@ -31,6 +32,9 @@ AUTOMATIC_POINTS = 200
 
 class HybridGP(BaseEstimator):
     """A Gaussian process as an estimator; not to be made by itself."""
+
+    _first_variance: float | None = None
+    """Of a kernel by name, where that of the data says nothing."""
 
     def __init__(
         self,
@@ -115,10 +119,13 @@ class HybridGP(BaseEstimator):
             )
             gpflow.set_trainable(model.inducing_variable, False)
             data = (X, Y)
+        if isinstance(self.kernel, str):
+            start_from_data(model, X, Y)
+            if self._first_variance is not None:
+                kernel.variance.assign(self._first_variance)
         result = fit(
             model,
             data=data,
-            start="data" if isinstance(self.kernel, str) else None,
             num_starts=1 + int(self.n_restarts_optimizer),
             log_scale=True,
             seed=seed,

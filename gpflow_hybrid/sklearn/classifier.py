@@ -40,6 +40,9 @@ class HybridGPClassifier(ClassifierMixin, HybridGP):
     :param random_state: of these, and of where inducing points are.
     """
 
+    # Classes that can be told apart have a latent of a few units; from one the way is longer.
+    _first_variance = 10.0
+
     def fit(self, X: Any, y: Any) -> HybridGPClassifier:
         """Train on rows X and labels y, numbers or strings.
 
