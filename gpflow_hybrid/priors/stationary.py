@@ -86,7 +86,8 @@ def matrices(kernel: Kernel, X: Array) -> Array | None:
     found = []
     for k in kernels:
         matrix = StationaryMatrix(k, X)
-        found.append(matrix.evaluate(*(p.numpy() for p in matrix.parameters)))
+        with np.errstate(all="ignore"):  # NaN where ℓ² has no inverse
+            found.append(matrix.evaluate(*(p.numpy() for p in matrix.parameters)))
     return np.stack(found)
 
 
