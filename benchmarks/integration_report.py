@@ -6,6 +6,7 @@ import collections
 from typing import Any
 
 import numpy as np
+from scipy.stats import t
 
 Record = dict[str, Any]
 
@@ -22,8 +23,8 @@ INTRODUCTION = """# Hyperparameters: optimised, integrated
 - *Mode*: the setting with the highest posterior density under the default priors.
 - *Integrated*: `gh.integrate_hyperparameters(model)`.
 - The *difference*, integrated less optimised, is paired over training sets, with its standard error over
-  them; it *helps* or *hurts* where it is more than two standard errors from zero. Training sets of one data
-  set share rows, so that the errors are too small if anything.
+  them; it *helps* or *hurts* where a paired t-test says so at 0.05. Training sets of one data set share
+  rows, so that the errors are too small if anything.
 - *Cost*: seconds of the whole integration, its own fit and tracing included, over those of one fit, and
   evaluations of the training loss likewise; medians, with the largest. Seconds are those of a machine with
   other work on it, and single ones are far off.
@@ -71,7 +72,8 @@ def difference(group: list[Record]) -> tuple[str, str]:
     if len(found) < MANY:
         return f"{mean:+.4f}", "too few"
     error = float(np.std(found, ddof=1) / np.sqrt(len(found)))
-    words = "within the noise" if abs(mean) < 2.0 * error else "helps" if mean > 0.0 else "hurts"
+    limit = float(t.ppf(0.975, len(found) - 1)) * error
+    words = "within the noise" if abs(mean) < limit else "helps" if mean > 0.0 else "hurts"
     return f"{mean:+.4f} ± {error:.4f}", words
 
 
