@@ -8,7 +8,7 @@ PACKAGE := $(shell find gpflow_hybrid -name '*.py')
 NOTEBOOKS := $(TUTORIALS:examples/tutorials/%.py=docs/tutorials/%.ipynb)
 
 .DEFAULT_GOAL := test
-.PHONY: .venv demo test test-slow examples docs format clean
+.PHONY: .venv demo test test-slow test-oldest coverage dist examples docs format clean
 
 .venv: $(STAMP)
 
@@ -29,6 +29,33 @@ test: $(STAMP)
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist=worksteal
 
+# The oldest versions that setup.cfg declares, in an environment of their own.
+OLDEST_PYTHON ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.10.*/bin/python) $(PYTHON))
+OLDEST := .venv-oldest/.installed
+
+$(OLDEST): requirements-oldest.txt
+	$(OLDEST_PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-oldest.txt
+	@touch $@
+
+# Linters, documentation and notebooks are the newest versions' business.
+test-oldest: $(OLDEST)
+	PYTHONPATH=. .venv-oldest/bin/python -m pytest -n $(WORKERS) --dist=worksteal --ignore tests/docs --ignore tests/tutorials
+
+# Lines that no fast test reaches, by module; less than 95 % of all is an error.
+coverage: $(STAMP)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist=worksteal --cov=gpflow_hybrid --cov-report=term-missing:skip-covered --cov-fail-under=95
+
+# Wheel and source archive, and the wheel tried where there is nothing else.
+dist:
+	rm -rf dist build .venv-dist .venv-build
+	$(PYTHON) -m venv .venv-build
+	.venv-build/bin/python -m pip install --quiet --disable-pip-version-check build
+	.venv-build/bin/python -m build --outdir dist
+	$(PYTHON) -m venv .venv-dist
+	.venv-dist/bin/python -m pip install --quiet --disable-pip-version-check "$$(ls dist/*.whl)[sklearn,examples]"
+	cd dist && ../.venv-dist/bin/python ../tests/check_installed.py
+
 # Every tutorial that is out of date in full, WORKERS at a time, as a notebook with its outputs.
 examples: $(STAMP)
 	$(MAKE) --jobs $(WORKERS) $(NOTEBOOKS)
@@ -48,5 +75,5 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv build dist docs/_build docs/tutorials/*.ipynb *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest .venv-dist .venv-build build dist docs/_build docs/tutorials/*.ipynb *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

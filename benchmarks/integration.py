@@ -12,6 +12,7 @@ its default priors.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import time
@@ -162,6 +163,7 @@ def run(
             return
         began = time.perf_counter()
         record = compute(case)
+        gc.collect()  # models and their graphs refer to each other
         with open(path, "a") as file:
             file.write(json.dumps(record) + "\n")
         gain = record["integrated"]["log_density"] - record["optimised"]["log_density"]

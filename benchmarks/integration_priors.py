@@ -2,9 +2,9 @@
 
     python -m benchmarks.integration_priors --seeds 4
 
-Training sets of 50 and 100 random rows of the bundled data, with seeds that ``benchmarks.integration`` does not
-use; the rows are of the same data sets, so that this is a choice made on them, not a test of it. Gains are
-over the best setting of the grid, in nats per test datum, with their standard error over training sets.
+Training sets of 50 and 100 random rows of the bundled data, with seeds that ``benchmarks.integration`` does
+not use; the rows are of the same data sets, so that this is a choice made on them, not a test of it. Gains
+are over the best setting of the grid, in nats per test datum, with their standard error over training sets.
 """
 
 from __future__ import annotations

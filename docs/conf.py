@@ -17,6 +17,7 @@ version = release = gpflow_hybrid.__version__
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
+    "sphinx.ext.intersphinx",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
 ]
@@ -38,12 +39,28 @@ autodoc_typehints_description_target = "documented"
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
 
+# Where there is no network, or an inventory has moved, an empty one takes its place: names stay names, and
+# the site is the same but for these links.
+EMPTY = "empty.inv"
+intersphinx_mapping = {
+    "gpflow": ("https://gpflow.github.io/GPflow/develop", (None, EMPTY)),
+    "tensorflow": (
+        "https://www.tensorflow.org/api_docs/python",
+        (
+            "https://github.com/GPflow/tensorflow-intersphinx/raw/master/tf2_py_objects.inv",
+            EMPTY,
+        ),
+    ),
+    "sklearn": ("https://scikit-learn.org/stable", (None, EMPTY)),
+}
+intersphinx_timeout = 5
+
 html_theme = "furo"
 html_title = f"gpflow_hybrid {version}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 copybutton_prompt_text = ">>> "
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "_static/*.md"]
 
 # Formulas as MathML, which browsers draw by themselves: no script, and nothing to load from elsewhere.
 html_math_renderer = "mathml"

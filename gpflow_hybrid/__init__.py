@@ -1,10 +1,23 @@
 """Conjugate-computation variational inference with EP-like learning objectives, for GPflow."""
 
-from . import datasets, errors, evidence, likelihoods, training
-from .comparison import ObjectiveComparison, ObjectiveFit, compare_objectives
+from . import (
+    config,
+    datasets,
+    distributed,
+    errors,
+    evidence,
+    likelihoods,
+    models,
+    posteriors,
+    training,
+)
+from .comparison import ObjectiveComparison, compare_objectives
 from .errors import (
     CheckpointError,
+    ClusterError,
+    ClusterWarning,
     ConvergenceWarning,
+    ForkedProcessError,
     GPflowHybridError,
     InvalidDataError,
     InvalidPosteriorError,
@@ -38,23 +51,26 @@ from .models import (
     SiteModel,
     SparseCVIModel,
 )
+from .objective_fits import ObjectiveFit
 from .posteriors import SitePosterior
 from .sites import InducingSites, Sites
 from .training import FitResult, TrainingResult, VEMTrainer, fit
-
-__version__ = "0.1.0"
+from .version import __version__ as __version__
 
 __all__ = [
     "AnnealingResult",
     "CVIModel",
     "ChainReport",
     "CheckpointError",
+    "ClusterError",
+    "ClusterWarning",
     "CollapsedModel",
     "ConvergenceWarning",
     "EPModel",
     "EvidenceComparison",
     "EvidenceEstimate",
     "FitResult",
+    "ForkedProcessError",
     "GPflowHybridError",
     "HyperparameterPosterior",
     "InducingSites",
@@ -79,7 +95,9 @@ __all__ = [
     "annealed_importance_sampling",
     "compare_evidence",
     "compare_objectives",
+    "config",
     "datasets",
+    "distributed",
     "errors",
     "evidence",
     "fit",
@@ -87,6 +105,8 @@ __all__ = [
     "integrate_hyperparameters",
     "likelihoods",
     "linear_algebra",
+    "models",
+    "posteriors",
     "set_linear_algebra",
     "training",
 ]

@@ -3,62 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from gpflow.base import RegressionData
-from gpflow.utilities import deepcopy, parameter_dict
 
 from .datasets import folds
 from .display import ShownAsText, values_in_short
-from .errors import InvalidDataError, InvalidPosteriorError
-from .evidence.results import FloatArray, standard_error
+from .errors import InvalidDataError
+from .evidence.results import standard_error
 from .models import CVIModel, SparseCVIModel
 from .models.sparse_validation import check_data_for
+from .objective_fits import Comparison, ObjectiveFit, run
 from .objectives import Objective, power_of
-from .training import fitting
 from .validation import prepare_data
 
 NOISE_THRESHOLD = 2.0
 """Differences of fewer standard errors than this are called noise."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ObjectiveFit:
-    """One objective: the model fitted to all the data, and how such fits predict held-out folds."""
-
-    objective: Objective
-    """What was trained."""
-    model: CVIModel | SparseCVIModel
-    """Fitted to all the data."""
-    hyperparameters: dict[str, Any]
-    """Every trainable parameter of the fitted model, by GPflow's path."""
-    elbo: float
-    """Of the fit to all data."""
-    ep_like: float
-    """NaN where a cavity does not exist, as :attr:`leave_one_out`."""
-    log_densities: FloatArray
-    """Log predictive density of every datum by the fit that did not see it, ``[N]``."""
-    leave_one_out: float
-    """Mean leave-one-out density from the cavities of the fit to all data: optimistic. NaN for a sparse
-    model, which keeps no site for each datum."""
-    num_evaluations: int
-    """Evaluations of the training loss for the fit to all data."""
-    seconds: float
-    """Wall time of the fit to all data, tracing included."""
-
-    @property
-    def log_density(self) -> float:
-        """Mean of the held-out log predictive densities."""
-        return float(np.mean(self.log_densities))
-
-    @property
-    def standard_error(self) -> float:
-        """Standard error of :attr:`log_density` over data."""
-        return float(standard_error(self.log_densities))
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -91,7 +54,9 @@ class ObjectiveComparison(ShownAsText):
                 lines.append(f"{text}: within the noise, these data do not tell them apart.")
             else:
                 lines.append(f"{text}: {_name(best)} predicts better on these data.")
-        return "\n".join(lines)
+        return "\n".join(
+            [*lines, *(_integration_verdict(fit) for fit in self.fits if fit.integrated)]
+        )
 
     def __str__(self) -> str:
         columns = []
@@ -104,8 +69,15 @@ class ObjectiveComparison(ShownAsText):
                 "EP-like value": f"{fit.ep_like:.4f}",
                 f"{self.num_folds}-fold log predictive density": density,
             }
+            if fit.integrated is not None:
+                each = fit.integrated_log_densities
+                assert each is not None
+                column["with integrated hyperparameters"] = (
+                    f"{np.mean(each):.4f} ± {standard_error(each):.4f}"
+                )
+                column["log evidence of the model class"] = f"{fit.integrated.log_evidence:.4f}"
             if isinstance(fit.model, CVIModel):
-                column["leave-one-out (optimistic)"] = f"{fit.leave_one_out:.4f}"
+                column["leave-one-out (optimistic)"] = f"{fit.loo_log_predictive_density:.4f}"
             column |= {
                 "evaluations of the loss": str(fit.num_evaluations),
                 "seconds": f"{fit.seconds:.1f}",
@@ -128,6 +100,8 @@ def compare_objectives(
     num_folds: int = 5,
     seed: int = 42,
     max_iterations: int = 1000,
+    integrate: bool = False,
+    client: Any = None,
 ) -> ObjectiveComparison:
     """Fit with each objective and report, side by side, what came out and how it predicts.
 
@@ -143,6 +117,9 @@ def compare_objectives(
     :param num_folds: folds of the cross-validation.
     :param seed: of the shuffle behind the folds.
     :param max_iterations: of L-BFGS, for every fit.
+    :param integrate: also integrate the hyperparameters out (:func:`integrate_hyperparameters`), in every
+        fold and for all the data, and say whether that predicts better than the optimum.
+    :param client: a ``distributed.Client``, whose workers take one fit each; needs the extra ``dask``.
     """
     for objective in objectives:
         power_of(objective)
@@ -154,34 +131,26 @@ def compare_objectives(
             f"num_folds must be an integer between 2 and the number of data ({len(X)}); found {num_folds}."
         )
     splits = list(folds(len(X), num_folds, seed))
+    # One fit to each fold, and one to all data, with every objective.
+    jobs = [(objective, split) for objective in objectives for split in (*splits, None)]
+    common = Comparison(model, X, Y, max_iterations, integrate)
+    if client is None:
+        found = [run(common, job) for job in jobs]
+    else:
+        from .distributed.jobs import run_jobs
+
+        found = run_jobs(client, "fold", run, common, jobs)
     fits = []
-    for objective in objectives:
-        densities = np.empty(len(X))
-        for train, test in splits:
-            part = _copy(model, X[train], Y[train], objective)
-            _fit(part, (X[train], Y[train]), max_iterations)
-            densities[test] = part.predict_log_density((X[test], Y[test]))
-        start = time.perf_counter()
-        fitted = _copy(model, X, Y, objective)
-        num_evaluations = _fit(fitted, (X, Y), max_iterations)
-        seconds = time.perf_counter() - start
-        trained = {id(p) for p in fitted.trainable_parameters}
-        parameters = parameter_dict(fitted).items()
-        given = ((X, Y),) if isinstance(fitted, SparseCVIModel) else ()
-        is_dense = isinstance(fitted, CVIModel)
-        fits.append(
-            ObjectiveFit(
-                objective=objective,
-                model=fitted,
-                hyperparameters={path: p.numpy() for path, p in parameters if id(p) in trained},
-                elbo=float(fitted.elbo(*given)),
-                ep_like=_or_nan(fitted.ep_like_log_marginal, *given),
-                log_densities=densities,
-                leave_one_out=_or_nan(fitted.loo_log_predictive_density) if is_dense else np.nan,
-                num_evaluations=num_evaluations,
-                seconds=seconds,
-            )
-        )
+    for i in range(len(objectives)):
+        *parts, fit = found[i * (num_folds + 1) : (i + 1) * (num_folds + 1)]
+        densities, integrated = np.empty(len(X)), np.empty(len(X))
+        for (_, test), part in zip(splits, parts, strict=True):
+            densities[test] = part[0]
+            integrated[test] = part[1] if integrate else np.nan
+        fit = dataclasses.replace(fit, log_densities=densities)
+        if integrate:
+            fit = dataclasses.replace(fit, integrated_log_densities=integrated)
+        fits.append(fit)
     return ObjectiveComparison(tuple(fits), num_folds)
 
 
@@ -193,30 +162,20 @@ def _data_of(model: Any, data: RegressionData | None) -> tuple[Any, Any]:
     return X, Y
 
 
-def _copy(model: Any, X: Any, Y: Any, objective: Objective) -> Any:
-    """The same model for other data, with sites at zero; parameters shared between parts stay shared."""
-    Z = getattr(model, "inducing_variable", None)
-    parts = (model.kernel, model.likelihood, model.mean_function, Z)
-    kernel, likelihood, mean, Z = deepcopy(parts)
-    L = model.num_latent_gps
-    if Z is None:
-        return CVIModel((X, Y), kernel, likelihood, mean, L, objective=objective)
-    more = {"mean_function": mean, "num_latent_gps": L, "objective": objective}
-    return SparseCVIModel(kernel, likelihood, Z, **more)
-
-
-def _fit(model: Any, data: tuple[Any, Any], max_iterations: int) -> int:
-    given = data if isinstance(model, SparseCVIModel) else None
-    result = fitting.fit(model, data=given, max_iterations=max_iterations, progress=False)
-    return result.num_evaluations
-
-
-def _or_nan(value: Callable[..., Any], *given: Any) -> float:
-    """The mean of a value, NaN where a cavity that it needs does not exist."""
-    try:
-        return float(np.mean(value(*given)))
-    except InvalidPosteriorError:
-        return float("nan")
+def _integration_verdict(fit: ObjectiveFit) -> str:
+    """Whether to integrate, datum by datum."""
+    assert fit.integrated_log_densities is not None
+    difference = fit.integrated_log_densities - fit.log_densities
+    mean, error = np.mean(difference), standard_error(difference)
+    text = (
+        f"Hyperparameters of {_name(fit)} integrated over optimised: {mean:+.4f} ± {error:.4f} nats per "
+        "held-out datum"
+    )
+    if abs(mean) < NOISE_THRESHOLD * error or mean == 0.0:
+        return f"{text}: within the noise."
+    return (
+        f"{text}: integrate them." if mean > 0.0 else f"{text}: the optimum predicts better here."
+    )
 
 
 def _name(fit: ObjectiveFit) -> str:

@@ -7,7 +7,10 @@ import numpy.typing as npt
 
 __all__ = [
     "CheckpointError",
+    "ClusterError",
+    "ClusterWarning",
     "ConvergenceWarning",
+    "ForkedProcessError",
     "GPflowHybridError",
     "InvalidDataError",
     "InvalidPosteriorError",
@@ -37,6 +40,18 @@ class NonFiniteError(GPflowHybridError, ArithmeticError):
 
 class CheckpointError(GPflowHybridError, OSError):
     """A checkpoint cannot be used, or would be overwritten; nothing was changed."""
+
+
+class ClusterError(GPflowHybridError, RuntimeError):
+    """A Dask cluster cannot be used, or was lost; the model is as its last loss has left it."""
+
+
+class ClusterWarning(UserWarning):
+    """A worker of a Dask cluster was lost, or came; the message says what became of its rows."""
+
+
+class ForkedProcessError(GPflowHybridError, RuntimeError):
+    """This process was forked after models had computed in its parent; the message says what to do."""
 
 
 class ConvergenceWarning(UserWarning):

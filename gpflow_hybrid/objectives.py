@@ -81,7 +81,7 @@ def elbo(
     return power_ep(q, sites, likelihood, data, 0.0)
 
 
-def leave_one_out(
+def loo_log_predictive_density(
     q: Marginals, sites: SiteValues, likelihood: Likelihood, data: RegressionData
 ) -> tf.Tensor:
     """``log ∫ q₋ₙ(f) p(yₙ|f) df`` from the cavities, ``[N]``; NaN where a cavity does not exist."""

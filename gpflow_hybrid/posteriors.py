@@ -26,6 +26,8 @@ from .errors import InvalidPosteriorError, NonFiniteError, in_short
 from .linalg import factorise, matvec, offset_sites, posterior_from_factors
 from .sites import Sites, SiteValues
 
+__all__ = ["SitePosterior"]
+
 
 def cache_type(value: PrecomputeCacheType | str | None) -> PrecomputeCacheType:
     """GPflow's enum from itself, from its string values, or from None (no cache)."""

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 from gpflow.base import AnyNDArray
+from gpflow.inducing_variables import InducingVariables
+from gpflow.kernels import Kernel
 from gpflow.likelihoods import Likelihood
+from gpflow.mean_functions import MeanFunction
 from gpflow.utilities import is_variable
 
 from .errors import InvalidDataError
 from .validation import prepare_data
 
 Pair = tuple[AnyNDArray, AnyNDArray]
+
+
+class ModelParts(NamedTuple):
+    """What sums over rows are taken for."""
+
+    kernel: Kernel
+    inducing_variable: InducingVariables
+    mean_function: MeanFunction
+    likelihood: Likelihood
+    num_latent: int
 
 
 class DataRows(abc.ABC):
@@ -26,10 +39,26 @@ class DataRows(abc.ABC):
     """Of X."""
     num_outputs: int
     """Columns of Y."""
+    failure: Exception | None = None
+    """Why a sum over the rows has failed, which a graph tells in TensorFlow's words."""
 
     @abc.abstractmethod
     def blocks(self, size: int) -> Iterator[Pair]:
         """At most so many rows at a time."""
+
+    def sums_elsewhere(self, parts: ModelParts, prior: Any, alpha: float, in_parts: bool) -> Any:
+        """Where sums over these rows are not taken in this process: a
+        :class:`~gpflow_hybrid.inference.row_sums.RowSums` that has them taken. None where they are.
+
+        :param prior: the :class:`~gpflow_hybrid.priors.inducing.InducingPrior` of the parts.
+        :param in_parts: as of such sums.
+        """
+        return None
+
+    def first_rows(self, number: int) -> Pair:
+        """So many, or all, as arrays."""
+        X, Y = next(iter(self.blocks(number)))
+        return X, Y
 
 
 class ArrayRows(DataRows):
@@ -145,16 +174,17 @@ def are_constant(data: Any) -> bool:
 
 class Reference:
     """What q(u) was inferred from, held outside of what TensorFlow tracks and of what is saved: the data,
-    and the factors of ``K_uu`` with the ``Λ₂`` that was found."""
+    the hyperparameters, and the factors of ``K_uu`` with the ``Λ₂`` that was found."""
 
     def __init__(self) -> None:
         self.rows: DataRows | None = None
+        self.hyperparameters: Sequence[AnyNDArray] = ()
         self.factors: Sequence[AnyNDArray] = ()
         self.lambda_2: AnyNDArray = np.empty(0)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Reference:
         other = Reference()
-        other.rows, other.factors, other.lambda_2 = self.rows, self.factors, self.lambda_2
+        other.__dict__.update(vars(self))
         return other
 
     def __reduce__(self) -> tuple[type[Reference], tuple[()]]:

@@ -1,4 +1,4 @@
-"""What a model's constructor refuses, before anything is computed, and in words."""
+"""What is refused in words: by a model's constructor before anything is computed, and of results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpflow.mean_functions import MeanFunction
 from gpflow.models import GPModel
 from gpflow.utilities import is_variable
 
-from .errors import InvalidDataError
+from .errors import InvalidDataError, NonFiniteError
 from .inputs import check_finite, inputs_of, numeric_array, observations_of
 from .labels import check_labels
 
@@ -189,3 +189,17 @@ def check_mean_function(mean_function: MeanFunction, X: TensorType, num_latent_g
         raise InvalidDataError(
             f"mean_function must return {allowed}, one per latent GP; found {columns}."
         )
+
+
+def require_finite(what: str, *tensors: Any) -> None:
+    """Refuse a result that is not finite, outside of graphs, and name the row where it is not."""
+    if not tf.executing_eagerly():
+        return
+    for tensor in tensors:
+        finite = np.isfinite(tensor)
+        if not finite.all():
+            row = int(np.argwhere(~finite)[0][0]) if finite.ndim else 0
+            raise NonFiniteError(
+                f"{what} is not finite, first at row {row}: a number has overflowed. Rescale the data, or "
+                "use a smaller kernel variance."
+            )

@@ -40,7 +40,7 @@ def test_numbers_are_those_of_the_fitted_models(comparison):
             fit.hyperparameters[".kernel.variance"], fit.model.kernel.variance
         )
         np.testing.assert_allclose(
-            fit.leave_one_out, np.mean(fit.model.loo_log_predictive_density())
+            fit.loo_log_predictive_density, np.mean(fit.model.loo_log_predictive_density())
         )
     # Each objective is best at its own optimum.
     assert comparison["elbo"].elbo > comparison["ep_like"].elbo
@@ -135,3 +135,25 @@ def test_data_go_with_sparse_models_only(template) -> None:
         gh.compare_objectives(template, data=problem.data)
     with pytest.raises(gh.InvalidDataError, match="Y must be 0 or 1"):
         gh.compare_objectives(problem.model(), data=(problem.X, problem.Y + 1.0))
+
+
+def test_hyperparameters_integrated_beside_the_optimum():
+    rng = np.random.default_rng(0)
+    X = rng.uniform(0.0, 4.0, size=(24, 1))
+    Y = (np.sin(2 * X) + 0.4 * rng.normal(size=X.shape) > 0).astype(float)
+    model = gh.CVIModel((X, Y), gpflow.kernels.Matern52(), gh.likelihoods.ProbitBernoulli())
+    comparison = gh.compare_objectives(model, ("ep_like",), num_folds=2, integrate=True)
+    (fit,) = comparison.fits
+    expected = gh.integrate_hyperparameters(model)
+    assert abs(fit.integrated.log_evidence - expected.log_evidence) < 5e-3  # from another start
+    (train, test), _ = gh.datasets.folds(24, 2)
+    part = gh.CVIModel(
+        (X[train], Y[train]), gpflow.kernels.Matern52(), gh.likelihoods.ProbitBernoulli()
+    )
+    densities = gh.integrate_hyperparameters(part).predict_log_density((X[test], Y[test]))
+    np.testing.assert_allclose(fit.integrated_log_densities[test], densities, atol=5e-3)
+    difference = np.mean(fit.integrated_log_densities - fit.log_densities)
+    assert f"Hyperparameters of ep_like integrated over optimised: {difference:+.4f}" in str(
+        comparison
+    )
+    assert "with integrated hyperparameters" in str(comparison)

@@ -103,7 +103,7 @@ def test_power_ep_matches_brute_force(name: str, alpha: float, seed: int) -> Non
 def test_leave_one_out_matches_removing_each_site(name: str) -> None:
     make, log_prob, y = EXACT[name]
     problem, Y = make_problem(2), y[:, None]
-    actual = value_of(objectives.leave_one_out, problem, make(), Y)
+    actual = value_of(objectives.loo_log_predictive_density, problem, make(), Y)
     expected = reference.loo(*problem, Y, log_prob)
     np.testing.assert_allclose(actual, expected, rtol=1e-8, atol=1e-8)
 
@@ -277,7 +277,7 @@ def test_missing_cavity_is_nan_in_the_pure_function(name: str) -> None:
     sites = SiteValues(tf.zeros((1, 1), tf.float64), tf.constant([[1.5]], tf.float64))
     data = (tf.zeros((1, 1), tf.float64), tf.constant(y[:1, None]))
     assert np.isnan(objectives.power_ep(q, sites, make(), data, 1.0))
-    assert np.isnan(objectives.leave_one_out(q, sites, make(), data)[0])
+    assert np.isnan(objectives.loo_log_predictive_density(q, sites, make(), data)[0])
     assert np.isfinite(objectives.power_ep(q, sites, make(), data, 0.5))
 
 

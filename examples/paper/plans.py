@@ -41,6 +41,9 @@ class SurfacePlan:
     num_chains: int = 32
     num_temperatures: int = 200
     max_data: int | None = None
+    effort: float = 6.0
+    """Of MCMC: a row may take so many times the sweeps of one with these temperatures everywhere. Most rows
+    take one."""
 
     @property
     def log_values(self) -> list[float]:
@@ -55,7 +58,7 @@ class SurfacePlan:
         size = "" if self.max_data is None else f", {self.max_data} rows only"
         return (
             f"{self.num_grid}×{self.num_grid}, fold {self.fold}; MCMC: {self.num_chains} chains, "
-            f"{self.num_temperatures} temperatures, seed {self.seed}{size}"
+            f"{self.num_temperatures} temperatures, more where weights are uneven, seed {self.seed}{size}"
         )
 
     def same_settings_as(self, other: SurfacePlan) -> bool:
@@ -85,6 +88,7 @@ class SurfacePlan:
                 "seed": self.seed,
                 "num_chains": self.num_chains,
                 "num_temperatures": self.num_temperatures,
+                "effort": self.effort,
             }
         return Job("row", settings)
 

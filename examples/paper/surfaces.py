@@ -104,6 +104,7 @@ def _mcmc_row(
     seed: int,
     num_chains: int,
     num_temperatures: int,
+    effort: float,
 ) -> Row:
     problem = load_problem(dataset, fold, max_data)
     result = annealed_importance_sampling(
@@ -116,6 +117,7 @@ def _mcmc_row(
         ),
         num_chains=num_chains,
         num_temperatures=num_temperatures,
+        effort=effort,
         test_data=(problem.X_test, problem.Y_test),
         seed=seed,
         progress=False,

@@ -170,7 +170,11 @@ for colour, (name, events) in enumerate(runs.items()):
         top.plot(*curve(events, tag), f"C{colour}{style}", label=f"{name}, {tag}")
 top.set(xlabel="step of L-BFGS, or iteration of VEMTrainer", ylabel="nats")
 top.legend(fontsize="small")
-bottom.plot(*curve(runs["VEMTrainer"], "predictions/leave_one_out"), "C1-", label="leave-one-out")
+bottom.plot(
+    *curve(runs["VEMTrainer"], "predictions/loo_log_predictive_density"),
+    "C1-",
+    label="leave-one-out",
+)
 bottom.plot(*curve(read(logs / "vem-test"), "predictions/test"), "k-", label="test")
 bottom.set(xlabel="iteration of VEMTrainer", ylabel="mean log density")
 _ = bottom.legend()

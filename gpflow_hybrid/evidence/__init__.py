@@ -1,7 +1,8 @@
 """The marginal likelihood by sampling: a gold standard for every approximation of it."""
 
 from .annealing import annealed_importance_sampling
-from .estimates import EvidenceComparison, EvidenceEstimate, compare_evidence
+from .comparison import EvidenceComparison, EvidenceEstimate
+from .estimates import compare_evidence
 from .results import AnnealingResult
 from .settings import grid
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from gpflow.base import RegressionData
@@ -14,6 +15,7 @@ from ..display import progress_bar
 from .batches import Batch, SettingOutput
 from .plans import Plan, Start, check_test_data, make_plan
 from .results import AnnealingResult, Average, average_weights, effective_sample_size, remark
+from .schedules import affordable, needed
 from .settings import Setting, Settings
 
 MAX_CHAINS = 4096
@@ -30,6 +32,7 @@ def annealed_importance_sampling(
     hyperparameters: Sequence[Setting] | None = None,
     num_chains: int = 64,
     num_temperatures: int | None = None,
+    effort: float = 1.0,
     power: float | None = None,
     block_size: int | None = None,
     average: Average = "arithmetic",
@@ -39,6 +42,7 @@ def annealed_importance_sampling(
     test_data: RegressionData | None = None,
     seed: int = 0,
     progress: bool | None = None,
+    client: Any = None,
 ) -> AnnealingResult:
     """Estimate ``log p(y | θ)`` by annealed importance sampling, with its standard error.
 
@@ -65,6 +69,10 @@ def annealed_importance_sampling(
         None for the model's present hyperparameters.
     :param num_chains: C, independent chains for each setting.
     :param num_temperatures: T; 200 from the posterior, 8000 from the prior.
+    :param effort: sweeps up to so many times those of all settings with T temperatures may be made. What
+        is more than one is spent on settings whose effective sample size is too low: they anneal again,
+        from other random numbers, with at least twice as many temperatures, which are laid so that each
+        step takes the same part of the effective sample size, as far as the weights of before tell.
     :param power: exponent of the schedule; 3 from the posterior, 4 from the prior.
     :param block_size: a sweep moves all the data at once, then blocks of so many data given the
         rest; 0 for the first move alone. 8 from the posterior; 0 from the prior, as in the paper.
@@ -76,6 +84,8 @@ def annealed_importance_sampling(
     :param test_data: ``(X*, Y*)``, for the log predictive densities ``log p(y* | y)``.
     :param seed: same seed, same result.
     :param progress: a progress bar; by default on a terminal and in a notebook.
+    :param client: a ``distributed.Client``, whose workers take some of the settings each; needs the extra
+        ``dask``.
     """
     began = time.perf_counter()
     plan = make_plan(
@@ -83,6 +93,7 @@ def annealed_importance_sampling(
         power,
         average,
         bidirectional,
+        effort,
         num_chains=num_chains,
         num_temperatures=num_temperatures,
         block_size=block_size,
@@ -96,16 +107,69 @@ def annealed_importance_sampling(
     num_data = int(copy.data[0].shape[0])
     num_floats = 4 * copy.num_latent_gps * num_data**2
     size = max(1, min(MAX_CHAINS // plan.num_chains, MAX_FLOATS // num_floats))
+    if client is not None:  # at least one batch for every thread
+        num_threads = sum(client.nthreads().values()) if hasattr(client, "nthreads") else 1
+        size = min(size, -(-len(settings.values) // max(1, num_threads)))
     outputs: dict[int, SettingOutput] = {}
-    total = plan.num_sweeps * len(settings.values)
-    with progress_bar(progress, total=total, desc="annealing", leave=False) as bar:
-        for group in settings.groups():
-            num_batches = -(-len(group) // size)
-            for indices in (part.tolist() for part in np.array_split(group, num_batches)):
-                batch = Batch(settings, indices, plan, test, bar.update)
-                outputs.update(zip(indices, batch.run(), strict=True))
-    ordered = [outputs[i] for i in range(len(settings.values))]
+    num_settings = len(settings.values)
+    budget = plan.effort * plan.num_sweeps * num_settings
+    with progress_bar(progress, total=int(budget), desc="annealing", leave=False) as bar:
+        wanted = dict.fromkeys(range(num_settings), plan.num_temperatures)
+        while wanted:
+            for number in sorted(set(wanted.values())):
+                now = dataclasses.replace(plan, num_temperatures=number)
+                chosen = [i for i, n in wanted.items() if n == number]
+                common = _Annealing(model, settings.given, now, test)
+                jobs = [
+                    (indices, np.stack([outputs[i].warp for i in indices]) if plan.round else None)
+                    for indices in _batches(settings, chosen, size)
+                ]
+                if client is None:
+                    found = [_run_batch(common, job, settings, bar.update) for job in jobs]
+                else:
+                    from ..distributed.jobs import run_jobs
+
+                    found = run_jobs(client, "annealing", _run_batch, common, jobs, progress=False)
+                    bar.update(now.num_sweeps * len(chosen))
+                for (indices, _), part in zip(jobs, found, strict=True):
+                    outputs.update(zip(indices, part, strict=True))
+                budget -= now.num_sweeps * len(chosen)
+            plan = dataclasses.replace(plan, round=plan.round + 1)
+            wanted = affordable(plan, budget, needed(outputs))
+    ordered = [outputs[i] for i in range(num_settings)]
     return _result(ordered, plan, hyperparameters, time.perf_counter() - began)
+
+
+class _Annealing(NamedTuple):
+    """What all batches share."""
+
+    model: GPModel
+    settings: Sequence[Setting]
+    plan: Plan
+    test: RegressionData | None
+
+
+def _run_batch(
+    common: _Annealing,
+    job: tuple[list[int], Any],
+    settings: Settings | None = None,
+    advance: Callable[[int], Any] = lambda _: None,
+) -> list[SettingOutput]:
+    """Some settings, with their schedules if these are not the plan's.
+
+    :param settings: those of all batches, where they are at hand.
+    """
+    indices, warps = job
+    settings = Settings(common.model, common.settings) if settings is None else settings
+    return list(Batch(settings, indices, common.plan, common.test, advance, warps).run())
+
+
+def _batches(settings: Settings, chosen: Sequence[int], size: int) -> Iterator[list[int]]:
+    """Settings that can run together, at most so many."""
+    for group in settings.groups():
+        members = [i for i in group if i in chosen]
+        if members:
+            yield from (x.tolist() for x in np.array_split(members, -(-len(members) // size)))
 
 
 def _result(
@@ -119,7 +183,7 @@ def _result(
             return None
         return np.asarray(values[0]) if hyperparameters is None else np.stack(values)
 
-    log_weights, samples, sample_weights, densities, reverse = (
+    log_weights, samples, sample_weights, densities, reverse, temperatures, _ = (
         collect(part) for part in zip(*outputs, strict=True)
     )
     estimate, error = average_weights(log_weights, plan.average)
@@ -140,9 +204,10 @@ def _result(
         average=plan.average,
         num_temperatures=plan.num_temperatures,
         seconds=seconds,
-        message=remark(log_weights, plan.num_temperatures),
+        message=remark(log_weights, int(np.max(temperatures))),
         test_log_densities=densities,
         reverse_log_weights=reverse,
         reverse_log_marginal_likelihood=reverse_estimate,
         reverse_standard_error=reverse_error,
+        temperatures=temperatures,
     )

@@ -19,6 +19,7 @@ from .moment_matching import match_moments
 from .plans import Plan
 from .prediction import predictive_log_densities
 from .results import FloatArray, normalised
+from .schedules import NO_WARP, evened
 from .settings import PriorAndTest, Settings
 
 NUM_CALLS = 25
@@ -33,12 +34,15 @@ class SettingOutput(NamedTuple):
     sample_weights: FloatArray  # [S]
     test_log_densities: FloatArray | None  # [N*]
     reverse_log_weights: FloatArray | None  # [C]
+    num_temperatures: int
+    warp: FloatArray  # that these weights suggest, [K + 1]
 
 
 class Batch:
     """Settings that run together, with one likelihood and one set of random numbers.
 
     :param count_sweeps: called with the number of sweeps done, counted for every setting.
+    :param warps: of every setting's temperatures, ``[G, K + 1]``; by default none.
     """
 
     def __init__(
@@ -48,7 +52,9 @@ class Batch:
         plan: Plan,
         test: RegressionData | None,
         count_sweeps: Callable[[int], object],
+        warps: FloatArray | None = None,
     ) -> None:
+        self.warps = np.tile(NO_WARP, (len(indices), 1)) if warps is None else warps
         self.plan = plan
         self.test = test
         self.count_sweeps = count_sweeps
@@ -69,9 +75,8 @@ class Batch:
         plan = self.plan
         chains = begin(self.likelihood, self.problem, plan.num_chains, plan.keys[0])
         self._refuse_nan(int(chains.nan_datum))
-        up = Path(0.0, 1.0, plan.num_temperatures, plan.power)
-        chains = self._follow(up, chains, plan.keys[1])
-        log_weights = chains.log_weights.numpy()
+        chains = self._follow(self._path(0.0, 1.0, plan.num_temperatures), chains, plan.keys[1])
+        log_weights, lengths = chains.log_weights.numpy(), chains.lengths.numpy()
         chains, samples, densities = self._sample(chains)
         weights = normalised(np.repeat(log_weights, plan.num_samples, axis=1))
         reverse = self._reverse(chains) if plan.bidirectional else None
@@ -80,13 +85,24 @@ class Batch:
             if self.test is not None:
                 predicted = logsumexp(densities[g], axis=0, b=weights[g][:, None])
             back = None if reverse is None else reverse[g]
-            yield SettingOutput(log_weights[g], samples[g], weights[g], predicted, back)
+            yield SettingOutput(
+                log_weights[g],
+                samples[g],
+                weights[g],
+                predicted,
+                back,
+                plan.num_temperatures,
+                evened(self.warps[g], lengths[g]),
+            )
+
+    def _path(self, begin: float, end: float, num_steps: int) -> Path:
+        return Path(begin, end, num_steps, self.plan.power, self.warps)
 
     def _sample(self, chains: Chains) -> tuple[Chains, FloatArray, FloatArray]:
         """Samples ``[G, S, N, L]`` and their test log densities ``[G, S, N*]``, chain by chain."""
         G, L, C, N = chains.x.shape
         num, thinning, keys = self.plan.num_samples, self.plan.thinning, self.plan.keys
-        level = Path(1.0, 1.0, num * thinning, self.plan.power)
+        level = self._path(1.0, 1.0, num * thinning)
         num_test = 0 if self.test is None else int(self.test[0].shape[0])
         samples = np.empty((G, C, num, N, L))
         densities = np.empty((G, C, num, num_test))
@@ -104,10 +120,10 @@ class Batch:
     def _reverse(self, chains: Chains) -> FloatArray:
         """Weights of the way back, which begins after a burn-in at the posterior."""
         plan = self.plan
-        chains = self._follow(Path(1.0, 1.0, plan.num_burn_in, plan.power), chains, plan.keys[3])
+        chains = self._follow(self._path(1.0, 1.0, plan.num_burn_in), chains, plan.keys[3])
         log_normaliser = self.problem.base.log_normaliser[:, None]
         chains = chains._replace(log_weights=tf.repeat(log_normaliser, plan.num_chains, axis=1))
-        down = Path(1.0, 0.0, plan.num_temperatures, plan.power)
+        down = self._path(1.0, 0.0, plan.num_temperatures)
         return self._follow(down, chains, plan.keys[4]).log_weights.numpy()
 
     def _follow(self, path: Path, chains: Chains, key: int) -> Chains:

@@ -22,6 +22,9 @@ from ..likelihoods.nodes import log_prob_at
 from .bases import Base, Blocks
 from .slice_sampling import SliceState, elliptical_slice, last_nan
 
+NUM_KNOTS = 40
+"""Intervals between the knots of a path."""
+
 _SHRINKS = 128  # random streams kept apart for one slice move
 _MOVES = 1 << 20  # and for the moves of one sweep
 
@@ -41,16 +44,21 @@ class Chains(NamedTuple):
     x: tf.Tensor  # f − m, [G, L, C, N]
     values: tf.Tensor  # φ of each datum, [G, C, N]
     log_weights: tf.Tensor  # [G, C]
+    lengths: tf.Tensor  # Σ Δτ sd(φ) over the steps up to each knot of a path, [G, K]
     nan_datum: tf.Tensor  # the last datum at which φ was NaN, or −1; []
 
 
 class Path(NamedTuple):
-    """A way from one temperature to another: ``τ_t = (begin + (end − begin) t / num_steps)^power``."""
+    """A way from one temperature to another: ``τ_t = w(begin + (end − begin) t / num_steps)^power``.
 
-    begin: float
-    end: float
-    num_steps: int
-    power: float
+    :param warp: a rising w from 0 to 1 for every setting, linear between equidistant knots, ``[G, K + 1]``.
+    """
+
+    begin: Any
+    end: Any
+    num_steps: Any
+    power: Any
+    warp: Any
 
 
 def begin(likelihood: Likelihood, problem: Problem, num_chains: int, key: int) -> Chains:
@@ -172,6 +180,7 @@ def _begin(
         x,
         tf.reshape(values, tf.stack([G, num_chains, N])),
         tf.repeat(base.log_normaliser[:, None], num_chains, axis=1),
+        tf.zeros(tf.stack([G, NUM_KNOTS]), x.dtype),
         last_nan(values),
     )
 
@@ -185,14 +194,22 @@ def _advance(
     last: tf.Tensor,
     key: tf.Tensor,
 ) -> Chains:
-    def temperature(t: tf.Tensor) -> tf.Tensor:
-        part = tf.cast(t, chains.x.dtype) / path.num_steps
-        return (path.begin + (path.end - path.begin) * part) ** path.power
+    def knot(t: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """The interval of the warp that a step is in, and how far."""
+        part = path.begin + (path.end - path.begin) * tf.cast(t, chains.x.dtype) / path.num_steps
+        index = tf.clip_by_value(tf.cast(part * NUM_KNOTS, tf.int32), 0, NUM_KNOTS - 1)
+        return index, part * NUM_KNOTS - tf.cast(index, part.dtype)
+
+    def temperature(t: tf.Tensor) -> tf.Tensor:  # [G]
+        index, rest = knot(t)
+        low, high = path.warp[:, index], path.warp[:, index + 1]
+        return (low + (high - low) * rest) ** path.power
 
     target = _Target(likelihood, problem, tf.shape(chains.x)[2])
 
     def body(t: tf.Tensor, chains: Chains) -> tuple[tf.Tensor, Chains]:
         here, there = temperature(t), temperature(t + 1)
+        chains = _add_length(chains, tf.abs(there - here), knot(t)[0])
         chains = _add_weight(chains, tf.maximum(there - here, 0.0))
         chains = _sweep(target, chains, tf.maximum(here, there), t, key)
         return t + 1, _add_weight(chains, tf.maximum(here - there, 0.0))
@@ -202,8 +219,15 @@ def _advance(
 
 def _add_weight(chains: Chains, difference: tf.Tensor) -> Chains:
     # 0 × −∞ is 0 here: a level path does not look at φ.
-    added = tf.math.multiply_no_nan(tf.reduce_sum(chains.values, -1), difference)
+    added = tf.math.multiply_no_nan(tf.reduce_sum(chains.values, -1), difference[:, None])
     return chains._replace(log_weights=chains.log_weights + added)
+
+
+def _add_length(chains: Chains, difference: tf.Tensor, index: tf.Tensor) -> Chains:
+    spread = difference * tf.math.reduce_std(tf.reduce_sum(chains.values, -1), -1)
+    spread = tf.where(tf.math.is_finite(spread), spread, tf.zeros_like(spread))
+    here = tf.one_hot(index, NUM_KNOTS, dtype=spread.dtype)
+    return chains._replace(lengths=chains.lengths + spread[:, None] * here)
 
 
 def _sweep(
@@ -244,7 +268,7 @@ def _sweep(
         state = elliptical_slice(
             SliceState(_rows(x), tf.reshape(values, tf.stack([G * C, n])), tf.constant(-1)),
             _rows(tf.matmul(noise, factor_t)),
-            temperature,
+            tf.repeat(temperature, C),
             potential,
             uniforms,
         )

@@ -8,21 +8,20 @@ import inspect
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, overload
 
 import tensorflow as tf
 from gpflow.models import GPModel
 
-from ..display import ShownAsText, with_footnotes
 from ..errors import GPflowHybridError, InvalidDataError
 from ..inference.reports import InferenceResult
 from ..models import CVIModel, EPModel, LaplaceModel
 from ..objectives import check_power
-from ..plotting import pyplot
 from .annealing import annealed_importance_sampling
+from .comparison import EvidenceComparison, EvidenceEstimate
 from .plans import Plan, make_plan
 from .results import TRUSTED
-from .settings import working_copy
+from .settings import Setting, Settings
 
 DESCRIPTIONS = {
     "elbo": "a lower bound; loose where the posterior is skewed",
@@ -33,100 +32,30 @@ DESCRIPTIONS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class EvidenceEstimate:
-    """One estimate of ``log p(y | θ)``."""
-
-    name: str
-    """``"elbo"``, ``"ep_like"``, ``"ep"``, ``"laplace"``, ``"ais"`` or ``"power_ep_…"``."""
-    value: float
-    """NaN where the method has no value; the note says why."""
-    standard_error: float | None
-    """Of a sampled estimate, else None."""
-    seconds: float
-    """Wall time of its inference, tracing included."""
-    note: str
-    """What it is, or what went wrong."""
+@overload
+def compare_evidence(
+    model: GPModel,
+    *,
+    powers: Sequence[float] = ...,
+    annealing: Mapping[str, Any] | None = ...,
+    sample: bool = ...,
+    seed: int = ...,
+    hyperparameters: None = ...,
+    client: Any = ...,
+) -> EvidenceComparison: ...
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
-class EvidenceComparison(ShownAsText):
-    """What :func:`compare_evidence` found; prints as a table."""
-
-    estimates: tuple[EvidenceEstimate, ...]
-    """One for each method."""
-    num_data: int
-    """By which the table divides."""
-
-    def __getitem__(self, name: str) -> EvidenceEstimate:
-        """The estimate of this name."""
-        for estimate in self.estimates:
-            if estimate.name == name:
-                return estimate
-        names = ", ".join(estimate.name for estimate in self.estimates)
-        raise KeyError(f"{name!r} was not computed; computed were {names}.")
-
-    def as_dict(self) -> dict[str, float]:
-        """Values by name; the standard error of AIS as ``"ais_standard_error"``."""
-        values = {estimate.name: estimate.value for estimate in self.estimates}
-        errors = {
-            f"{estimate.name}_standard_error": estimate.standard_error
-            for estimate in self.estimates
-            if estimate.standard_error is not None
-        }
-        return {**values, **errors}
-
-    @property
-    def reference(self) -> EvidenceEstimate | None:
-        """The sampled estimate, where there is one."""
-        return next((e for e in self.estimates if e.standard_error is not None), None)
-
-    def __str__(self) -> str:
-        header = ["", "log p(y)", "per datum", "from AIS", "seconds", ""]
-        notes, below = with_footnotes([estimate.note for estimate in self.estimates])
-        found = [self._row(*pair) for pair in zip(self.estimates, notes, strict=True)]
-        rows = [header, *found]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
-        lines = []
-        for name, *numbers, note in rows:
-            cells = [f"{cell:>{width}}" for cell, width in zip(numbers, widths[1:-1], strict=True)]
-            lines.append("  ".join([f"{name:<{widths[0]}}", *cells, note]).rstrip())
-        return "\n".join([*lines, *below])
-
-    def _row(self, estimate: EvidenceEstimate, note: str) -> list[str]:
-        seconds = f"{estimate.seconds:.1f}"
-        if math.isnan(estimate.value):
-            return [estimate.name, "none", "", "", seconds, note]
-        value, difference = f"{estimate.value:.3f}", ""
-        if estimate.standard_error is not None:
-            value += f" ± {estimate.standard_error:.3f}"
-        elif self.reference is not None:
-            difference = f"{estimate.value - self.reference.value:+.3f}"
-        per_datum = f"{estimate.value / self.num_data:.4f}"
-        return [estimate.name, value, per_datum, difference, seconds, note]
-
-    def plot(self, ax: Any = None) -> Any:
-        """The estimates as points on a line, AIS as a band of two standard errors; needs matplotlib."""
-        plt = pyplot()
-        ax = plt.subplots(figsize=(6.0, 0.4 * len(self.estimates) + 1.0))[1] if ax is None else ax
-        shown = [e for e in self.estimates if math.isfinite(e.value)][::-1]
-        for row, estimate in enumerate(shown):
-            ax.errorbar(
-                estimate.value,
-                row,
-                xerr=None if estimate.standard_error is None else 2.0 * estimate.standard_error,
-                fmt="o",
-                color="black" if estimate.standard_error is not None else "C0",
-                capsize=3,
-            )
-        reference = self.reference
-        if reference is not None and reference.standard_error is not None:
-            half = 2.0 * reference.standard_error
-            ax.axvspan(reference.value - half, reference.value + half, color="0.85", zorder=0)
-        ax.set_yticks(range(len(shown)), [e.name for e in shown])
-        ax.set_xlabel("log p(y)")
-        ax.grid(axis="x", linestyle="--", alpha=0.5)
-        return ax
+@overload
+def compare_evidence(
+    model: GPModel,
+    *,
+    powers: Sequence[float] = ...,
+    annealing: Mapping[str, Any] | None = ...,
+    sample: bool = ...,
+    seed: int = ...,
+    hyperparameters: Sequence[Setting],
+    client: Any = ...,
+) -> list[EvidenceComparison]: ...
 
 
 def compare_evidence(
@@ -136,7 +65,9 @@ def compare_evidence(
     annealing: Mapping[str, Any] | None = None,
     sample: bool = True,
     seed: int = 0,
-) -> EvidenceComparison:
+    hyperparameters: Sequence[Setting] | None = None,
+    client: Any = None,
+) -> EvidenceComparison | list[EvidenceComparison]:
     """Estimate ``log p(y | θ)`` at the model's present hyperparameters in every way there is.
 
     ======================  ======================================================================
@@ -164,13 +95,43 @@ def compare_evidence(
     :param annealing: keyword arguments for :func:`~gpflow_hybrid.annealed_importance_sampling`.
     :param sample: whether to sample at all; everything else takes a fraction of the time.
     :param seed: of the sampler.
+    :param hyperparameters: settings to compare at, one after the other; dictionaries from GPflow's paths to
+        values (:func:`~gpflow_hybrid.evidence.grid` makes them). The result is then a list. None for the
+        model's present hyperparameters.
+    :param client: a ``distributed.Client``, whose workers take one setting each; needs the extra ``dask``.
     """
     if not isinstance(powers, Sequence) or len(set(powers)) != len(powers):
         raise InvalidDataError(f"powers must be a sequence of distinct numbers; found {powers!r}.")
     for alpha in powers:
         check_power(alpha, "powers")
     options = _annealing_options(annealing, seed)
-    copy = working_copy(model)
+    settings = Settings(model, [{}] if hyperparameters is None else hyperparameters)
+    common = _Comparison(model, settings.given, tuple(powers), options if sample else None)
+    indices = range(len(settings.values))
+    if client is None:
+        found = [_compare(common, i) for i in indices]
+    else:
+        from ..distributed.jobs import run_jobs
+
+        found = run_jobs(client, "compare-evidence", _compare, common, list(indices))
+    return found[0] if hyperparameters is None else found
+
+
+class _Comparison(NamedTuple):
+    """What all settings share."""
+
+    model: GPModel
+    settings: Sequence[Setting]
+    powers: Sequence[float]
+    options: dict[str, Any] | None
+    """Of the sampler; None where nothing is sampled."""
+
+
+def _compare(common: _Comparison, index: int) -> EvidenceComparison:
+    """All estimates at one setting."""
+    settings = Settings(common.model, common.settings)
+    settings.apply(index)
+    copy, options = settings.model, common.options
     data = tuple(tf.convert_to_tensor(d) for d in copy.data)
     parts = (copy.kernel, copy.likelihood, copy.mean_function, copy.num_latent_gps)
     estimates = []
@@ -204,7 +165,7 @@ def compare_evidence(
         return float(yardstick.log_marginal_likelihood()), None, remark
 
     def sampled() -> tuple[float, float, str]:
-        result = annealed_importance_sampling(copy, **options)
+        result = annealed_importance_sampling(copy, **(options or {}))
         trusted = result.message == TRUSTED
         remark = DESCRIPTIONS["ais"] if trusted else result.message.rstrip(".")
         size = f"{result.effective_sample_size:.0f} of {result.log_weights.shape[-1]}"
@@ -212,13 +173,13 @@ def compare_evidence(
         return float(result.log_marginal_likelihood), float(result.standard_error), remark
 
     add("elbo", DESCRIPTIONS["elbo"], bound)
-    for alpha in powers:
+    for alpha in common.powers:
         note = f"between elbo (power 0) and ep_like (power 1), power {alpha:g}"
         add(f"power_ep_{alpha:g}", note, functools.partial(power_ep, alpha))
     add("ep_like", DESCRIPTIONS["ep_like"], functools.partial(power_ep, 1.0))
     add("ep", DESCRIPTIONS["ep"], functools.partial(own, EPModel))
     add("laplace", DESCRIPTIONS["laplace"], functools.partial(own, LaplaceModel))
-    if sample:
+    if options is not None:
         add("ais", DESCRIPTIONS["ais"], sampled)
     return EvidenceComparison(tuple(estimates), int(data[0].shape[0]))
 
@@ -237,7 +198,7 @@ def _annealing_options(annealing: Mapping[str, Any] | None, seed: int) -> dict[s
     options = {"seed": seed, **(annealing or {})}
     arguments = inspect.signature(annealed_importance_sampling).parameters
     defaults = {name: argument.default for name, argument in arguments.items()}
-    del defaults["model"], defaults["hyperparameters"]
+    del defaults["model"], defaults["hyperparameters"], defaults["client"]
     for name in options:
         if name not in defaults:
             raise InvalidDataError(
@@ -245,6 +206,10 @@ def _annealing_options(annealing: Mapping[str, Any] | None, seed: int) -> dict[s
                 f"{', '.join(defaults)}."
             )
     make_plan(
-        **{field.name: (defaults | options)[field.name] for field in dataclasses.fields(Plan)}
+        **{
+            field.name: (defaults | options)[field.name]
+            for field in dataclasses.fields(Plan)
+            if field.name in defaults
+        }
     )
     return options

@@ -47,6 +47,9 @@ class Plan:
     num_samples: int
     thinning: int
     seed: int
+    effort: float = 1.0
+    round: int = 0
+    """How often settings whose weights were uneven have annealed again."""
 
     @property
     def num_burn_in(self) -> int:
@@ -62,11 +65,14 @@ class Plan:
     @property
     def keys(self) -> tuple[int, ...]:
         """Five unrelated streams of random numbers."""
-        state = np.random.SeedSequence(self.seed).generate_state(5, np.uint64)
+        entropy = [self.seed, self.round] if self.round else self.seed
+        state = np.random.SeedSequence(entropy).generate_state(5, np.uint64)
         return tuple(int(k >> np.uint64(2)) for k in state)
 
 
-def make_plan(start: Any, power: Any, average: Any, bidirectional: Any, **integers: Any) -> Plan:
+def make_plan(
+    start: Any, power: Any, average: Any, bidirectional: Any, effort: Any = 1.0, **integers: Any
+) -> Plan:
     """The arguments with their defaults, refused in words where they make no sense."""
     if start not in DEFAULTS:
         raise InvalidDataError(f'start must be "posterior" or "prior"; found {start!r}.')
@@ -77,6 +83,8 @@ def make_plan(start: Any, power: Any, average: Any, bidirectional: Any, **intege
     power = DEFAULTS[start]["power"] if power is None else power
     if not is_number(power) or not 0 < float(power) < np.inf:
         raise InvalidDataError(f"power must be a positive number; found {power!r}.")
+    if not is_number(effort) or not 1 <= float(effort) < np.inf:
+        raise InvalidDataError(f"effort must be a number, at least 1; found {effort!r}.")
     for name, least in LEAST.items():
         value = integers[name]
         if value is None and name in DEFAULTS[start]:
@@ -84,7 +92,7 @@ def make_plan(start: Any, power: Any, average: Any, bidirectional: Any, **intege
         if not is_integer(value) or not least <= int(value) < 2**31:
             raise InvalidDataError(f"{name} must be an integer, at least {least}; found {value!r}.")
         integers[name] = int(value)
-    return Plan(start, float(power), average, bidirectional, **integers)
+    return Plan(start, float(power), average, bidirectional, effort=float(effort), **integers)
 
 
 def check_test_data(test_data: Any, plan: Plan, model: SiteModel) -> RegressionData:

@@ -39,6 +39,12 @@ def effective_sample_size(log_weights: FloatArray) -> Any:
     return np.exp(2.0 * logsumexp(log_weights, axis=-1) - logsumexp(2.0 * log_weights, axis=-1))
 
 
+def is_poor(log_weights: FloatArray) -> Any:
+    """Whether weights ``[..., C]`` are too uneven for their standard error to be trusted."""
+    size = effective_sample_size(log_weights)
+    return ~(size >= max(TRUSTED_FRACTION * log_weights.shape[-1], 2.0))
+
+
 def normalised(log_weights: FloatArray) -> FloatArray:
     """``w / Σ w`` on the last axis."""
     return np.exp(log_weights - logsumexp(log_weights, axis=-1, keepdims=True))
@@ -75,7 +81,7 @@ class AnnealingResult(ShownAsText):
     average: Average
     """``"arithmetic"`` or ``"geometric"``."""
     num_temperatures: int
-    """Steps from the start to the posterior."""
+    """Steps from the start to the posterior, where no more were needed."""
     seconds: float
     """Wall time, tracing included."""
     message: str
@@ -88,6 +94,9 @@ class AnnealingResult(ShownAsText):
     """Estimate from the way back, ``−log (1/C) Σ 1/w``."""
     reverse_standard_error: Any = None
     """Standard error of the estimate from the way back."""
+    temperatures: Any = None
+    """Steps of the estimate of every setting: more than :attr:`num_temperatures` where its first weights
+    were uneven and ``effort`` allowed for it."""
 
     @property
     def test_log_density(self) -> Any:
@@ -140,7 +149,11 @@ class AnnealingResult(ShownAsText):
                 rows.append(
                     ("mean test log density", f"largest {np.max(self.test_log_density):.4f}")
                 )
-        how = f"from the {self.start}, {self.num_temperatures} temperatures, {self.seconds:.1f} s"
+        most = self.num_temperatures if self.temperatures is None else np.max(self.temperatures)
+        number = f"{self.num_temperatures} temperatures"
+        if most > self.num_temperatures:
+            number = f"{self.num_temperatures} to {most} temperatures"
+        how = f"from the {self.start}, {number}, {self.seconds:.1f} s"
         rows.append(("annealed", how))
         return "\n".join([*(f"{name:<24}{text}".rstrip() for name, text in rows), self.message])
 
@@ -155,8 +168,7 @@ def remark(log_weights: FloatArray, num_temperatures: int) -> str:
             "Every chain of a setting has weight zero: p(y|f) vanished on the way. Start from the "
             "posterior, or raise num_temperatures."
         )
-    size = effective_sample_size(log_weights)
-    poor = size < max(TRUSTED_FRACTION * num, 2.0)
+    size, poor = effective_sample_size(log_weights), is_poor(log_weights)
     if not np.any(poor):
         return TRUSTED
     # The variance of log weights falls as one over the number of temperatures.

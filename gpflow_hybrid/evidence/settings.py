@@ -85,6 +85,7 @@ class Settings:
                 "hyperparameters must be a sequence of dictionaries {path: value}, at least one; found "
                 f"{settings!r}."
             )
+        self.given = settings
         self.model = model = working_copy(original)
         self._parameters = {
             path: parameter

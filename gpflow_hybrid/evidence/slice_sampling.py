@@ -44,8 +44,9 @@ def elliptical_slice(
     of proposals, not of the worst chain's.
 
     :param direction: ``ν``, a draw from the Gaussian for each chain, ``[Q, n, L]``.
-    :param temperature: ``τ``, ``[]``.
+    :param temperature: ``τ``, ``[]`` or ``[Q]``.
     """
+    temperature = tf.broadcast_to(temperature, tf.shape(state.values)[:1])
     level = temperature * tf.reduce_sum(state.values, -1) + tf.math.log(1.0 - uniforms(-2))
     theta = 2.0 * np.pi * uniforms(-1)
 
@@ -53,12 +54,12 @@ def elliptical_slice(
         theta = theta[:, None, None]
         return x * tf.cos(theta) + nu * tf.sin(theta)
 
-    def accepts(values: tf.Tensor, level: tf.Tensor) -> tf.Tensor:
+    def accepts(values: tf.Tensor, temperature: tf.Tensor, level: tf.Tensor) -> tf.Tensor:
         # Neither −∞ nor NaN is above a level.
         return temperature * tf.reduce_sum(values, -1) > level
 
     values = potential(propose(state.x, direction, theta), None)
-    accepted = accepts(values, level)
+    accepted = accepts(values, temperature, level)
     nan_datum = tf.maximum(state.nan_datum, last_nan(values))
     # A chain that no proposal satisfies keeps θ = 0, which is where it is.
     theta_found = tf.where(accepted, theta, tf.zeros_like(theta))
@@ -83,7 +84,7 @@ def elliptical_slice(
         theta = low + tf.gather(uniforms(shrink), active) * (high - low)
         proposal = propose(tf.gather(state.x, active), tf.gather(direction, active), theta)
         values = potential(proposal, active)
-        accepted = accepts(values, tf.gather(level, active))
+        accepted = accepts(values, *(tf.gather(t, active) for t in (temperature, level)))
         done, left = tf.where(accepted)[:, 0], tf.where(~accepted)[:, 0]
         new = (tf.gather(x, done) for x in (active, theta, values))
         return (

@@ -97,6 +97,37 @@ class Remarks:
                 warnings.warn_explicit(remark, ConvergenceWarning, "gpflow_hybrid", 0, __name__, {})
 
 
+class Collapsing(NamedTuple):
+    """A method's collapse as an iteration, and what it asks beside the method's questions."""
+
+    iterate: Callable[[Prior, SiteValues], Iteration[tuple[Collapse, Array]]]
+    num_own: int
+    """Numbers that the likelihood's parameters are."""
+    question: Question | None
+    """How far the method's quadrature is from exact, if that may be asked."""
+
+
+def iteration_of(
+    method: Method, likelihood: Likelihood, limits: Limits, remarks: Remarks
+) -> Collapsing:
+    """``method.collapse`` with the derivatives in the likelihood's own parameters."""
+    num_own = sum(x.shape.num_elements() for x in leaves_of(likelihood))
+    asks = method.quadrature_error is not None and is_answered_on_arrays(
+        method.quadrature_error, likelihood
+    )
+    question = method.quadrature_error if asks else None
+    iterate = functools.partial(_with_parameters, method, question, num_own, limits, remarks)
+    return Collapsing(iterate, num_own, question)
+
+
+def questions_of(method: Method, found: Collapsing) -> tuple[Question, ...]:
+    """All that may be asked."""
+    questions = (
+        (*method.questions, method.parameter_question) if found.num_own else method.questions
+    )
+    return questions if found.question is None else (*questions, found.question)
+
+
 def collapse(
     method: Method,
     moments: PriorMoments,
@@ -107,23 +138,16 @@ def collapse(
     remarks: Remarks,
 ) -> CollapsedTensors:
     """``method.collapse`` from the given sites, eagerly or as a part of the graph that is being traced."""
-    num_own = sum(x.shape.num_elements() for x in leaves_of(likelihood))
-    asks = method.quadrature_error is not None and is_answered_on_arrays(
-        method.quadrature_error, likelihood
-    )
-    question = method.quadrature_error if asks else None
-    iterate = functools.partial(_with_parameters, method, question, num_own, limits, remarks)
+    collapsing = iteration_of(method, likelihood, limits, remarks)
+    iterate = collapsing.iterate
     if tf.executing_eagerly():
         prior = moments.on_host(*(x.numpy() for x in moments))
         found, own = run(iterate(prior, SiteValues(*(x.numpy() for x in start))), likelihood, data)
         return _as_tensors(found, own, moments, prior)
     to_arrays = functools.partial(_to_arrays, iterate, moments.on_host)
     pair = tf.TensorShape([2]).concatenate(start.lambda_1.shape)
-    shapes = [pair, [5], [], [num_own], *(x.shape for x in moments)]
-    questions = (*method.questions, method.parameter_question) if num_own else method.questions
-    if question is not None:
-        questions = (*questions, question)
-    respondent = Respondent(questions, likelihood, data)
+    shapes = [pair, [5], [], [collapsing.num_own], *(x.shape for x in moments)]
+    respondent = Respondent(questions_of(method, collapsing), likelihood, data)
     tensors = run_in_graph(to_arrays, [*moments, *start], shapes, respondent)
     lambdas, numbers, value, own, *bars = tensors
     counts = tf.unstack(tf.cast(numbers[:3], tf.int32))

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+from gpflow.likelihoods import Likelihood
 
 from .. import tuning
 from ..likelihoods.expectations import expected_log_site
+from ..likelihoods.first_sites import first_sites_on_arrays
 from ..likelihoods.projected import Maker, Moments, SiteWeights
 from ..likelihoods.ratios import cavity
 from ..linalg.products import combine, product, solve_lower, weighted_gram
@@ -21,7 +23,6 @@ from ..linalg.threads import one_blas_thread
 from ..priors.inducing import InducingPrior, ProjectionBar
 from ..priors.protocol import Array
 from ..rows import DataRows
-from ..sites import SiteValues
 from .blocks import Block, total
 from .inducing import ExpectationSums, InducingPosterior, Pair, SummedSites
 from .newton import per_datum
@@ -74,6 +75,7 @@ class RowSums:
     :param alpha: the power of the objective.
     :param in_parts: whether slopes and gradients are those of an objective that takes sites out of q in
         part where need be, see :mod:`~gpflow_hybrid.inference.removal`.
+    :param most_kept: bytes of projections that are kept; ``tuning.KEPT_PROJECTIONS`` by default.
     """
 
     def __init__(
@@ -83,9 +85,12 @@ class RowSums:
         rows: DataRows,
         alpha: float,
         in_parts: bool = False,
+        most_kept: int | None = None,
     ) -> None:
         self.prior, self.make, self.rows, self.alpha = prior, make, rows, alpha
         self.power_of_parts = alpha if in_parts else None
+        self.most_kept = tuning.KEPT_PROJECTIONS if most_kept is None else most_kept
+        self.kept_bytes = 0
         self.rows_of_block = max(256, tuning.PROJECTED_ELEMENTS // len(prior.chol[0]))
         self._kept: list[Block] | None = None
 
@@ -109,13 +114,13 @@ class RowSums:
             # With T, one for every latent, which is kept as well.
             size += X.nbytes + sum(p.A.nbytes for p in projections)
             size += mean.shape[1] * projections[0].A.nbytes
-            if size <= tuning.KEPT_PROJECTIONS:
+            if size <= self.most_kept:
                 kept.append(block)
             else:
                 kept.clear()
             yield block
-        if size <= tuning.KEPT_PROJECTIONS:
-            self._kept = kept
+        if size <= self.most_kept:
+            self._kept, self.kept_bytes = kept, size
 
     def expectations(
         self, q: InducingPosterior, largest_variance: float = np.inf
@@ -140,16 +145,13 @@ class RowSums:
             ),
         )
 
-    def summed(self, suggest: Callable[[Array, Array], SiteValues]) -> SummedSites:
-        """Sites of f that are suggested for every datum, as they say it of its projection:
-        ``(∫ N(f; a, k̃) t(f)^α df)^{1/α}`` has ``λ/(1 + αλ₂k̃)``.
+    def suggested(self, likelihood: Likelihood) -> SummedSites:
+        """Sites of f that a likelihood suggests for every datum, as they say it of its projection:
+        ``(∫ N(f; a, k̃) t(f)^α df)^{1/α}`` has ``λ/(1 + αλ₂k̃)``."""
+        return self._sum(self._suggested, likelihood)
 
-        :param suggest: λ₁ and λ₂ ``[N, L]`` from Y and an array of that shape.
-        """
-        return self._sum(self._summed, suggest)
-
-    def _summed(self, block: Block, suggest: Callable[[Array, Array], SiteValues]) -> SummedSites:
-        lambda_1, lambda_2 = suggest(block.Y, block.mean)
+    def _suggested(self, block: Block, likelihood: Likelihood) -> SummedSites:
+        lambda_1, lambda_2 = first_sites_on_arrays(likelihood, block.Y, block.mean)
         residual = np.stack([p.residual for p in block.projections], 1)
         weight = 1.0 / (1.0 + self.alpha * lambda_2 * residual)
         A = [block.projection(i) for i in range(lambda_1.shape[1])]
@@ -170,12 +172,12 @@ class RowSums:
             return float(np.sum(at.E.value))
         return float(block.likelihood.ratios(at).value + _expected_log_sites(at))
 
-    def leave_one_out(self, q: InducingPosterior) -> float:
+    def loo_log_predictive_density(self, q: InducingPosterior) -> float:
         """``Σ log ∫ q₋ₙ(a) p̃(yₙ|a) da`` from the cavities; α = 1, NaN where one does not exist."""
-        return float(self._sum(self._leave_one_out, q))
+        return float(self._sum(self._loo_log_predictive_density, q))
 
     @staticmethod
-    def _leave_one_out(block: Block, q: InducingPosterior) -> float:
+    def _loo_log_predictive_density(block: Block, q: InducingPosterior) -> float:
         at = block.at(q).moments
         # E_q[p̃/t] = E_q[1/t] ∫ q₋ₙ p̃
         scale = cavity(at.m, at.v, *at.sites, 1.0).log_scale_over_alpha

@@ -69,6 +69,21 @@ def _answers_on_host(
     return found
 
 
+Answers = dict[Question, Callable[..., Any]]
+"""Functions of :class:`~gpflow_hybrid.likelihoods.on_arrays.Observations` and the arrays of a request."""
+
+
+def answers_on_arrays(questions: Iterable[Question], likelihood: Likelihood) -> Answers | None:
+    """How a likelihood answers all of these on arrays, without a graph, if it can."""
+    return _answers_on_host(questions, likelihood)
+
+
+def run_on_arrays(iteration: Iteration[Result], answers: Answers, data: Observations) -> Result:
+    """An iteration to its end, on arrays alone."""
+    with np.errstate(all="ignore"), blas_threads_for_rows(len(data.X)):
+        return _run(iteration, lambda r: answers[r.question](data, *r.arrays))
+
+
 def is_answered_on_arrays(question: Question, likelihood: Likelihood) -> bool:
     """Whether a question costs no graph, and is one: of exact expectations nobody asks for their error."""
     is_exact = works_on_arrays(likelihood)

@@ -24,7 +24,7 @@ WORTH_COMPILING = 8
 
 
 def moments(
-    weights: Sequence[float],
+    weights: Array,
     parts: Sequence[MeanAndVariance],
     full_cov: bool,
     full_output_cov: bool,
@@ -35,7 +35,7 @@ def moments(
     return mean, _sum(weights, spreads)
 
 
-def _sum(weights: Sequence[float], tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+def _sum(weights: Array, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.add_n([tf.cast(w, t.dtype) * t for w, t in zip(weights, tensors, strict=True)])
 
 

@@ -39,7 +39,7 @@ def plot(result: HyperparameterPosterior) -> Any:
                 _marginal(axis, draws[:, i], result.draws.weights, is_log[i])
                 axis.set_xlabel(names[i])
             else:
-                axis.axis("off")
+                axis.remove()
         return figure
     figure, axes = plt.subplots(
         d, d, figsize=(1 + 2.9 * d, 0.6 + 2.6 * d), squeeze=False, constrained_layout=True
@@ -48,7 +48,7 @@ def plot(result: HyperparameterPosterior) -> Any:
         for j in range(d):
             axis = axes[i][j]
             if j > i:
-                axis.axis("off")
+                axis.remove()
                 continue
             if i == j:
                 _marginal(axis, draws[:, i], result.draws.weights, is_log[i])
@@ -77,7 +77,6 @@ def _marginal(axis: Any, values: Array, weights: Array, is_log: bool) -> None:
     axis.set(xscale="log" if is_log else "linear", yticks=[], ylim=(0.0, None))
     if is_log:
         axis.xaxis.set_minor_formatter("")
-    axis.set_title("density in the logarithm" if is_log else "density", fontsize="small")
 
 
 def _distribution(values: Array, weights: Array) -> tuple[Array, Array]:
@@ -94,7 +93,8 @@ def _joint(
 ) -> None:
     at = [np.log(c) if log else c for c, log in zip(draws.T, is_log, strict=True)]
     limits = [np.interp([0.002, 0.998], *_distribution(c, result.draws.weights)) for c in at]
-    heights, *edges = np.histogram2d(*at, 40, limits, weights=result.draws.weights)
+    bins: dict[str, Any] = {"bins": 40, "range": limits, "weights": result.draws.weights}
+    heights, *edges = np.histogram2d(at[0], at[1], **bins)
     shown = [np.exp(e) if log else e for e, log in zip(edges, is_log, strict=True)]
     axis.pcolormesh(*shown, heights.T, cmap="Blues", rasterized=True)
     size = 60.0 * np.sqrt(result.weights / result.weights.max())

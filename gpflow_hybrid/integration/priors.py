@@ -48,7 +48,17 @@ class Prior(NamedTuple):
     def __str__(self) -> str:
         where = {"model": "the model's", "given": "given", "default": "default"}[self.source]
         on = ", on the unconstrained value" if self.prior_on == PriorOn.UNCONSTRAINED else ""
-        return f"{_in_words(self.density)}{on} ({where})"
+        density = self.density
+        if isinstance(density, Flat):
+            words = "flat in its coordinate, improper"
+        elif isinstance(density, tfp.distributions.LogNormal):
+            median, spread = _numbers(np.exp(density.loc)), _numbers(density.scale)
+            words = f"log-normal, median {median}, deviation of the logarithm {spread}"
+        elif isinstance(density, tfp.distributions.Normal):
+            words = f"normal, mean {_numbers(density.loc)}, deviation {_numbers(density.scale)}"
+        else:
+            words = str(getattr(density, "name", type(density).__name__))
+        return f"{words}{on} ({where})"
 
 
 def choose_priors(
@@ -132,18 +142,6 @@ def _few(X: Array) -> Array:
 
 def _name(path: str) -> str:
     return path.rpartition(".")[2]
-
-
-def _in_words(density: Any) -> str:
-    """A distribution in a few words."""
-    if isinstance(density, Flat):
-        return "flat in its coordinate, improper"
-    if isinstance(density, tfp.distributions.LogNormal):
-        median = _numbers(np.exp(density.loc))
-        return f"log-normal, median {median}, deviation of the logarithm {_numbers(density.scale)}"
-    if isinstance(density, tfp.distributions.Normal):
-        return f"normal, mean {_numbers(density.loc)}, deviation {_numbers(density.scale)}"
-    return str(getattr(density, "name", type(density).__name__))
 
 
 def _numbers(values: Any) -> str:

@@ -145,9 +145,6 @@ class HyperparameterPosterior(ShownAsText):
         return plot(self)
 
     def __str__(self) -> str:
-        return f"{self.message}\n{_table(self.marginals)}\n{in_rows(self._rows())}"
-
-    def _rows(self) -> list[tuple[str, str]]:
         error = f" ± {self.log_evidence_error:.2g}" if self.log_evidence_error > 0.0 else ""
         rows = [("log evidence", f"{self.log_evidence:.4f}{error}")]
         size = 1.0 / np.sum(self.weights**2)
@@ -162,7 +159,7 @@ class HyperparameterPosterior(ShownAsText):
         count = f"{self.num_evaluations} ({self.seconds:.1f} s, {self.fit_seconds:.1f} to the mode)"
         rows.append(("evaluations", count))
         rows += [(f"prior of {path.lstrip('.')}", words) for path, words in self.priors.items()]
-        return rows
+        return f"{self.message}\n{_table(self.marginals)}\n{in_rows(rows)}"
 
 
 def _table(marginals: tuple[Marginal, ...]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -166,7 +167,7 @@ def _report(x: Array, chains: Chains) -> ChainReport:
     logger = tf.get_logger()
     level = logger.level
     logger.setLevel(
-        "ERROR"
+        logging.ERROR
     )  # TensorFlow Probability casts a complex number that has no imaginary part
     size = tfp.mcmc.effective_sample_size(
         states, filter_beyond_positive_pairs=True, cross_chain_dims=1 if x.shape[1] > 1 else None

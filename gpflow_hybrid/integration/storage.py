@@ -63,11 +63,11 @@ def save(result: HyperparameterPosterior, path: Path) -> None:
 def load(path: Path, model: GPModel, data: Any) -> HyperparameterPosterior:
     """What was saved, with a copy of a model of the same parts and data."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         words = json.loads(str(arrays.pop("words")))
         if words.pop("format") != FORMAT:
-            raise ValueError("another format")
+            raise ValueError
     except FileNotFoundError:
         raise CheckpointError(f"There is no file {path}.") from None
     except (ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile) as error:

@@ -10,6 +10,7 @@ import tensorflow as tf
 from gpflow.likelihoods import Likelihood, MultiClass, StudentT
 
 from ..sites import SiteValues, zeros_like
+from .density import Array
 
 
 def suggests_sites(likelihood: Likelihood) -> bool:
@@ -34,3 +35,9 @@ def first_sites(likelihood: Likelihood, Y: tf.Tensor, like: tf.Tensor) -> SiteVa
         lambda_2 = (likelihood.df + 1.0) / (likelihood.df * scale * scale) * tf.ones_like(like)
         return SiteValues(lambda_2 * tf.cast(Y, like.dtype), lambda_2)
     return SiteValues(zeros_like(like), zeros_like(like))
+
+
+def first_sites_on_arrays(likelihood: Likelihood, Y: Array, like: Array) -> SiteValues:
+    """The same of arrays."""
+    found = first_sites(likelihood, tf.constant(Y), tf.constant(like))
+    return SiteValues(*(x.numpy() for x in found))

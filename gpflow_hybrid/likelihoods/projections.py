@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from gpflow.quadrature import NDiagGHQuadrature
 
 from .. import tuning
 from ..errors import InvalidDataError
+from ..linalg.threads import num_threads
 from ..stand_ins import floating_variables, parameters_of
 from .averaged import Averaged
 from .densities import density_of, values_of
@@ -164,8 +164,8 @@ class InChunks(ProjectedLikelihood):
             with np.errstate(all="ignore"):
                 return function(part, *(_cut(x, rows) for x in arguments))
 
-        if len(self.parts) == 1:
-            return [call(self.parts[0], self.rows[0])]
+        if len(self.parts) == 1 or num_threads() == 1:
+            return list(map(call, self.parts, self.rows))
         return list(_threads().map(call, self.parts, self.rows))
 
     def expectations(self, m: Array, v: Array, largest: float = math.inf) -> ExpectationGradients:
@@ -193,7 +193,7 @@ class InChunks(ProjectedLikelihood):
 
 @functools.cache
 def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(os.cpu_count() or 1)
+    return ThreadPoolExecutor(num_threads())
 
 
 def own_rule_on_arrays(likelihood: Likelihood, num_latent: int) -> NodeRule | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +17,19 @@ from .. import tuning
 _lock = threading.Lock()
 _inside = 0
 _limiter: Any = None
+_most_threads: int | None = None
+
+
+def limit_threads(number: int) -> None:
+    """Of this process from now on, where several processes share a machine."""
+    global _most_threads
+    _most_threads = number
+
+
+def num_threads() -> int:
+    """For work that is divided among threads: as many as there are cores, if nobody has set a limit."""
+    cores = os.cpu_count() or 1
+    return cores if _most_threads is None else min(cores, _most_threads)
 
 
 @functools.cache

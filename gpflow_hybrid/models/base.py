@@ -25,7 +25,13 @@ from ..objectives import check_power
 from ..posteriors import NO_VALID_Q, SitePosterior, explain_invalid, no_cavity
 from ..priors import KernelMatrix, PriorMoments
 from ..sites import Sites, SiteValues
-from ..validation import check_mean_function, check_parts, count_latent_gps, prepare_data
+from ..validation import (
+    check_mean_function,
+    check_parts,
+    count_latent_gps,
+    prepare_data,
+    require_finite,
+)
 from .predictive import PredictiveModel
 
 
@@ -216,13 +222,17 @@ class SiteModel(PredictiveModel, InternalDataTrainingLossMixin):
         """
         q, sites = self._marginals()
         self._require_cavities(q, sites, 1.0)
-        return objectives.leave_one_out(q, sites, self.likelihood, self._data_tensors())
+        return objectives.loo_log_predictive_density(
+            q, sites, self.likelihood, self._data_tensors()
+        )
 
     @tf.autograph.experimental.do_not_convert
     def _objective_value(self, alpha: float) -> tf.Tensor:
         q, sites = self._marginals()
         self._require_cavities(q, sites, alpha)
-        return objectives.power_ep(q, sites, self.likelihood, self._data_tensors(), alpha)
+        value = objectives.power_ep(q, sites, self.likelihood, self._data_tensors(), alpha)
+        require_finite("The objective", value)
+        return value
 
     def _require_cavities(self, q: Marginals, sites: SiteValues, alpha: float) -> None:
         """Refuse, per datum and in words, where ``1/v − αλ₂`` is not positive."""

@@ -11,6 +11,7 @@ import tensorflow_probability as tfp
 from check_shapes import inherit_check_shapes
 
 from ..errors import NonFiniteError
+from ..forks import refuse_forked
 from ..inference.collapsing import CollapsedTensors, Remarks, collapse
 from ..inference.common import INVALID_START, Method
 from ..inference.options import TRAINING
@@ -18,6 +19,8 @@ from ..inference.total_gradient import fixed_sites
 from ..priors import PriorMoments
 from ..sites import SiteValues
 from ..stand_ins import leaves_of
+from ..validation import require_finite
+from .array_loss import ArrayLoss, ModelParts, array_loss
 from .inferred import InferredModel
 
 Gradients = Callable[[], list[tf.Tensor]]
@@ -38,6 +41,7 @@ class CollapsedModel(InferredModel):
 
         λ moves to ``λ*`` for the present hyperparameters first, starting where it is.
         """
+        refuse_forked()
         variables: list[tf.Variable] = []
         gradients: Any
         proper = self._parameters_are_proper()
@@ -78,6 +82,15 @@ class CollapsedModel(InferredModel):
         at = (self.likelihood, self._data_tensors(), nothing, self._training_limits(), silent)
         return float(collapse(self._method(), diagonal, *at).value)
 
+    def loss_on_arrays(self) -> ArrayLoss | None:
+        """The training loss and its gradient as a function of the trainable variables' numbers in a row,
+        without a graph; None where a kernel, a likelihood or a mean function is not known on arrays."""
+        if not type(self).__module__.startswith("gpflow_hybrid.") or "training_loss" in vars(self):
+            return None  # a subclass may have another loss
+        limits = self._training_limits()
+        parts = ModelParts(self._method(), limits, self._first_sites, self._penalty)
+        return array_loss(self, parts)
+
     def _infer_and_evaluate(self, variables: list[tf.Variable]) -> tuple[tf.Tensor, Gradients]:
         """The objective at ``λ*``, which is stored, and its gradient when it is asked for."""
         begun = self.sites.is_inferred()
@@ -86,8 +99,12 @@ class CollapsedModel(InferredModel):
         # What has not converged is no objective: once training has begun a line search backs away from it.
         inaccurate = begun & (solution.residual > TRAINING.warn_residual)
         usable = solution.has_started & ~inaccurate
+        if not tf.executing_eagerly():  # an optimiser that is handed NaN goes there
+            for g in gradients():
+                usable = usable & tf.reduce_all(tf.math.is_finite(g))
 
         def used() -> list[tf.Tensor]:
+            require_finite("A derivative of the training loss", *gradients())
             return [tf.where(usable, g, tf.zeros_like(g)) for g in gradients()]
 
         value = tf.where(usable, found.value, self._lowest())

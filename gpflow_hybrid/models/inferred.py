@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from gpflow.mean_functions import Zero
 
 from ..compilation import call_compiled
 from ..errors import NonFiniteError, in_short
+from ..forks import refuse_forked
 from ..inference.collapsing import Limits, Remarks
 from ..inference.common import Method, Solution, is_better
 from ..inference.options import COLLAPSE, RESIDUAL, TRAINING
@@ -18,7 +20,8 @@ from ..inference.servers import run
 from ..likelihoods.concavity import is_log_concave
 from ..likelihoods.expectations import expectation_gradients
 from ..linalg import Marginals, uses_lapack
-from ..priors import DensePrior, PriorMoments
+from ..linalg.threads import blas_threads_for_rows
+from ..priors import DensePrior, PriorMoments, stationary
 from ..sites import SiteValues, zeros_like
 from ..validation import check_count, check_positive
 from .base import SiteModel
@@ -26,7 +29,7 @@ from .hyperparameters import floating, mark_of
 
 COULD_NOT_START = (
     "Inference inside the training loss could not start: the kernel matrix, the mean "
-    "function or the expected log likelihood is not finite at these hyperparameters. "
+    "function, the expected log likelihood or a derivative is not finite at these hyperparameters. "
     "Put bounds or priors on them; model.infer() names the datum."
 )
 
@@ -70,6 +73,7 @@ class InferredModel(SiteModel):
         self.sites.store_inferred(values, self._hyperparameter_values())
 
     def _infer(self, method: Method, tolerance: float, max_steps: int) -> InferenceResult:
+        refuse_forked()
         check_positive(tolerance, "tolerance")
         check_count(max_steps, "max_steps")
         if not tf.executing_eagerly():
@@ -95,8 +99,16 @@ class InferredModel(SiteModel):
         return found
 
     def host_prior(self) -> DensePrior:
-        """The prior at the data for inference outside of graphs; its kernel matrix by a compiled graph."""
-        self.sites.require_rows(self.data[0])
+        """The prior at the data for inference outside of graphs; its kernel matrix by a compiled graph
+        where it is not known on arrays."""
+        X = self.data[0]
+        self.sites.require_rows(X)
+        if uses_lapack(exportable=False) and type(self.mean_function) is Zero:
+            inputs = tf.convert_to_tensor(X).numpy()
+            with blas_threads_for_rows(len(inputs)):
+                K = stationary.matrices(self.kernel, inputs)
+            if K is not None:
+                return DensePrior(K, np.zeros((len(inputs), self.num_latent_gps)))
         key = ("prior", uses_lapack(exportable=False))
         moments = call_compiled(self, key, lambda model: model.prior(exportable=False))
         return PriorMoments.on_host(*(x.numpy() for x in moments))

@@ -12,9 +12,11 @@ from gpflow.models import GPModel
 from gpflow.utilities import assert_params_false
 
 from ..batches import in_batches
+from ..forks import refuse_forked
 from ..inputs import new_data, new_inputs
 from ..likelihoods import predictions
 from ..memory import check_covariance
+from ..validation import require_finite
 
 
 class PredictiveModel(GPModel):
@@ -26,6 +28,10 @@ class PredictiveModel(GPModel):
 
     inducing_variable: Any
     sites: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        refuse_forked()
+        super().__init__(*args, **kwargs)
 
     @abc.abstractmethod
     def _predict_f(self, Xnew: tf.Tensor, full_cov: bool, full_output_cov: bool) -> MeanAndVariance:
@@ -47,6 +53,7 @@ class PredictiveModel(GPModel):
         self, Xnew: Any, full_cov: bool = False, full_output_cov: bool = False
     ) -> MeanAndVariance:
         """Mean and variance of f at new inputs, for the present sites and hyperparameters."""
+        refuse_forked()
         Xnew = new_inputs(Xnew, self._num_inputs())
         if full_cov and Xnew.shape[-2] is not None:
             check_covariance(Xnew.shape[-2], self.num_latent_gps, Xnew.dtype.size)
@@ -57,7 +64,9 @@ class PredictiveModel(GPModel):
             return self._predict_f(X, False, False)
 
         mean, variance = in_batches(of_rows, (Xnew,), self._width())
-        return mean, variance
+        require_finite("The prediction of f", mean, variance)
+        # What rounding has left of a large prior variance can be a little less than nothing.
+        return mean, tf.maximum(variance, tf.zeros_like(variance))
 
     def predict_f_samples(
         self,
@@ -83,6 +92,7 @@ class PredictiveModel(GPModel):
             return predictions.predict_mean_and_var(self.likelihood, X, mean, variance)
 
         mean, variance = in_batches(of_rows, (Xnew, *F), self._num_nodes())
+        require_finite("The prediction of y", mean, variance)
         return mean, variance
 
     @tf.autograph.experimental.do_not_convert
@@ -102,6 +112,7 @@ class PredictiveModel(GPModel):
             return (predictions.predict_log_density(self.likelihood, X, mean, variance, Y),)
 
         (found,) = in_batches(of_rows, (X, *F, Y), self._num_nodes(), rank=1)
+        require_finite("The log density of y", found)
         return found
 
     def _num_nodes(self) -> int:

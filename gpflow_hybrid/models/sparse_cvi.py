@@ -9,7 +9,8 @@ import numpy as np
 import tensorflow as tf
 from gpflow.models.training_mixins import ExternalDataTrainingLossMixin
 
-from ..errors import NonFiniteError
+from ..errors import ClusterError, NonFiniteError
+from ..forks import refuse_forked
 from ..inference.collapsing import Remarks
 from ..inference.common import INVALID_START
 from ..inference.inducing import InducingSolution, SummedSites, natural_gradient_steps
@@ -18,7 +19,7 @@ from ..inference.options import INDUCING, TRAINING
 from ..inference.reports import InferenceResult, sparse_report
 from ..inference.row_sums import RowSums
 from ..likelihoods.concavity import is_log_concave
-from ..likelihoods.first_sites import first_sites, suggests_sites
+from ..likelihoods.first_sites import suggests_sites
 from ..objectives import power_of
 from ..rows import DataRows, are_constant
 from ..sites import SiteValues
@@ -72,6 +73,7 @@ class SparseCVIModel(MinibatchModel, ExternalDataTrainingLossMixin):
         values = self._as_site_values(solution.q.sites)
         self.sites.store_inferred(values, self._hyperparameter_values())
         self._inferred_from.rows = sums.rows
+        self._inferred_from.hyperparameters = [v.numpy() for v in self._hyperparameters()]
         self._inferred_from.factors = sums.prior.chol
         self._inferred_from.lambda_2 = solution.q.sites.lambda_2
 
@@ -84,12 +86,8 @@ class SparseCVIModel(MinibatchModel, ExternalDataTrainingLossMixin):
         if is_log_concave(self.likelihood):
             return self._warm_start(sums.prior)
         if suggests_sites(self.likelihood):
-            return sums.summed(self._suggested)
+            return sums.suggested(self.likelihood)
         return SummedSites(*(np.zeros_like(x) for x in self._present_sites()))
-
-    def _suggested(self, Y: Any, like: Any) -> SiteValues:
-        found = first_sites(self.likelihood, tf.constant(Y), tf.constant(like))
-        return SiteValues(*(x.numpy() for x in found))
 
     def _collapse(self, sums: RowSums) -> InducingCollapse:
         with np.errstate(all="ignore"):
@@ -128,6 +126,7 @@ class SparseCVIModel(MinibatchModel, ExternalDataTrainingLossMixin):
         :param tolerance: on the relative residual of the fixed point.
         :param max_steps: at most so many steps are tried, each a sum over the data.
         """
+        refuse_forked()
         check_positive(tolerance, "tolerance")
         check_count(max_steps, "max_steps")
         if not tf.executing_eagerly():
@@ -156,8 +155,17 @@ class SparseCVIModel(MinibatchModel, ExternalDataTrainingLossMixin):
         if not prior.is_valid and begun:
             return penalty, nothing
         sums = self._sums(rows, power_of(self.objective), prior, in_parts=True)
-        found = self._collapse(sums)
+        try:
+            found = self._collapse(sums)
+        except ClusterError:
+            self._return_to_inferred()
+            raise
         if found.gradient is None:
+            if not begun:
+                raise NonFiniteError(COULD_NOT_START)
+            return penalty, nothing
+        gradients = self._gradients(prior, found.gradient, variables)
+        if not all(np.isfinite(g).all() for g in gradients):
             if not begun:
                 raise NonFiniteError(COULD_NOT_START)
             return penalty, nothing
@@ -166,13 +174,21 @@ class SparseCVIModel(MinibatchModel, ExternalDataTrainingLossMixin):
             # What has not converged is no objective: a line search backs away from it.
             return penalty, nothing
         self._settle(found.solution, sums)
-        return found.value, self._gradients(prior, found.gradient, variables)
+        return found.value, gradients
+
+    def _return_to_inferred(self) -> None:
+        """The hyperparameters that q(u) belongs to, where an optimiser has tried others in vain."""
+        values = self._inferred_from.hyperparameters
+        if values and bool(self.sites.is_inferred()):
+            for variable, value in zip(self._hyperparameters(), values, strict=True):
+                variable.assign(value)
 
     # Training losses.
 
     def maximum_log_likelihood_objective(self, data: Any) -> tf.Tensor:
         """The learning objective of all data at the optimal q(u), with its exact total gradient; of a batch
         an unbiased estimate at the present q(u), which then takes a natural-gradient step."""
+        refuse_forked()
         remarks = self._remarks if tf.executing_eagerly() else Remarks()
 
         def evaluate(rows: DataRows, variables: list[tf.Variable]) -> tuple[float, ArrayGradients]:

@@ -18,7 +18,7 @@ from ..likelihoods.projections import likelihood_gradients, projected
 from ..objectives import check_power
 from ..posteriors import no_cavity
 from ..priors.inducing import InducingPrior
-from ..rows import DataRows, are_constant, rows_of
+from ..rows import DataRows, ModelParts, are_constant, rows_of
 from ..stand_ins import floating_variables
 from .collapsed import with_gradients
 from .sparse_base import SparseSiteModel
@@ -37,7 +37,7 @@ class SparseDiagnosis(NamedTuple):
     """The objective of every power; NaN where a cavity does not exist."""
     min_cavity_precision: float
     """The smallest ``1/v − λ₂`` of the marginalised model."""
-    leave_one_out: float
+    loo_log_predictive_density: float
     """Its leave-one-out log densities from the cavities, summed."""
 
 
@@ -128,7 +128,7 @@ class SparseObjectives(SparseSiteModel):
                 values[alpha] = sums.values(q) - q.kl
         with np.errstate(all="ignore"):
             cavity = sums.sites(q).smallest_cavity
-            return SparseDiagnosis(values, cavity, sums.leave_one_out(q))
+            return SparseDiagnosis(values, cavity, sums.loo_log_predictive_density(q))
 
     def _at(
         self, q: InducingPosterior, sums: RowSums, variables: Variables
@@ -227,8 +227,12 @@ class SparseObjectives(SparseSiteModel):
         return 1.0 if self.num_data is None else self.num_data / rows.num_rows
 
     def _prior(self, variables: Variables | None = None) -> InducingPrior:
-        parts = (self.kernel, self.inducing_variable, self.mean_function)
-        return InducingPrior(*parts, self.num_latent_gps, variables or [])
+        kernel, Z, mean, _, num_latent = self._parts()
+        return InducingPrior(kernel, Z, mean, num_latent, variables or [])
+
+    def _parts(self) -> ModelParts:
+        parts = (self.kernel, self.inducing_variable, self.mean_function, self.likelihood)
+        return ModelParts(*parts, self.num_latent_gps)
 
     def _sums(
         self,
@@ -240,4 +244,5 @@ class SparseObjectives(SparseSiteModel):
         prior = self._prior() if prior is None else prior
         prior.require_valid()
         make = projected(self.likelihood, alpha, self.num_latent_gps)
-        return RowSums(prior, make, rows, alpha, in_parts)
+        elsewhere = rows.sums_elsewhere(self._parts(), prior, alpha, in_parts)
+        return RowSums(prior, make, rows, alpha, in_parts) if elsewhere is None else elsewhere

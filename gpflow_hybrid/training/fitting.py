@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -13,20 +13,22 @@ from gpflow.models import GPModel
 from gpflow.models.training_mixins import ExternalDataTrainingLossMixin
 
 from ..display import progress_bar
-from ..errors import InvalidDataError, InvalidPosteriorError, NonFiniteError
+from ..errors import InvalidDataError
 from ..likelihoods.refinement import refined
 from ..models.sparse_validation import check_data_for
+from ..rows import DataRows
 from ..validation import check_count, check_positive, is_integer, prepare_data
 from . import interrupts
 from .fit_results import FitResult
 from .fit_verdicts import Assessment, Ending, assessment_of, verdict_on
-from .minimisation import Minimisation
+from .minimisation import FAILURES, Ends, Minimisation
+from .parallel import run_starts_on
 from .starts import another_start, start_from_data
 
 Array = npt.NDArray[np.float64]
 
-FAILURES = (NonFiniteError, InvalidPosteriorError, tf.errors.InvalidArgumentError)
-"""What may go wrong at a start that others need not share."""
+ENOUGH_ROWS = 10_000
+"""Of data that need not fit in memory, to start from."""
 
 
 def fit(
@@ -37,8 +39,10 @@ def fit(
     num_starts: int = 1,
     max_iterations: int = 1000,
     tolerance: float = 1e-2,
+    log_scale: bool = False,
     seed: int = 0,
     progress: bool | None = None,
+    client: Any = None,
 ) -> FitResult:
     """Train a model by L-BFGS, and say whether the result is a fit.
 
@@ -62,36 +66,31 @@ def fit(
         multiplied by ``exp N(0, 1)``.
     :param max_iterations: of L-BFGS, for every start.
     :param tolerance: on the largest derivative in an unconstrained parameter, in nats.
+    :param log_scale: whether L-BFGS moves positive parameters by their logarithms, and stops where no
+        derivative in them is above the tolerance: about half of the iterations, to fewer digits.
     :param seed: of the other starts.
     :param progress: a progress bar; by default on a terminal and in a notebook.
+    :param client: a ``distributed.Client``, whose workers take one start each; needs the extra ``dask``.
     """
     _check(model, start, num_starts, max_iterations, tolerance, seed)
+    if client is not None and isinstance(data, DataRows):
+        raise InvalidDataError(
+            "client must be left out where data are on a cluster already; found both. Every sum over the "
+            "rows is taken by its workers."
+        )
     began = time.perf_counter()
     closure, arrays = loss_of_all(model, data)
     if start == "data":
         start_from_data(model, *arrays())
     if not model.trainable_variables:
         return _without_training(model, data, closure, arrays, began)
-    task = Minimisation(model, closure, max_iterations, tolerance)
-    losses: list[float] = []
-    failures: list[Exception] = []
-    rng = np.random.default_rng(seed)
-    interrupted = False
-    total = num_starts * max_iterations
-    with interrupts.deferred(), progress_bar(progress, total=total, unit="it") as bar:
-        first = task.position()
-        for index in range(num_starts):
-            if index > 0:
-                task.move_to(first)
-                another_start(model, rng)
-            try:
-                losses.append(task.run(bar).loss)
-            except FAILURES as error:
-                failures.append(error)
-                losses.append(float("nan"))
-            except KeyboardInterrupt:
-                interrupted = True
-                break
+    task = Minimisation(model, closure, max_iterations, tolerance, data, log_scale)
+    starts = _all_starts(model, task, num_starts, np.random.default_rng(seed))
+    if client is None:
+        ends = _run_starts(task, starts, progress, num_starts * max_iterations)
+    else:
+        ends = run_starts_on(client, task, starts, (model, data), progress)
+    losses, failures, interrupted = ends
     if task.best is None:
         if failures:
             raise failures[0]
@@ -124,6 +123,38 @@ def fit(
     return _result(ending, found, task, tuple(losses), began, remark)
 
 
+def _all_starts(
+    model: GPModel, task: Minimisation, number: int, rng: np.random.Generator
+) -> list[Array]:
+    """The model's position and others around it; the model stays."""
+    first = task.position()
+    found = [first]
+    for _ in range(number - 1):
+        another_start(model, rng)
+        found.append(task.position())
+        task.move_to(first)
+    return found
+
+
+def _run_starts(
+    task: Minimisation, starts: Sequence[Array], progress: bool | None, total: int
+) -> Ends:
+    """One after the other."""
+    losses: list[float] = []
+    failures: list[Exception] = []
+    with interrupts.deferred(), progress_bar(progress, total=total, unit="it") as bar:
+        for start in starts:
+            task.move_to(start)
+            try:
+                losses.append(task.run(bar).loss)
+            except FAILURES as error:
+                failures.append(error)
+                losses.append(float("nan"))
+            except KeyboardInterrupt:
+                return Ends(losses, failures, True)
+    return Ends(losses, failures, False)
+
+
 def _check(model: Any, start: Any, num_starts: Any, max_iterations: Any, *others: Any) -> None:
     tolerance, seed = others
     if not isinstance(model, GPModel) or not hasattr(model, "training_loss"):
@@ -154,18 +185,20 @@ def loss_of_all(
         )
     if not needs_data:
         return model.training_loss, lambda: _as_arrays(model.data)
-    if not isinstance(data, tf.data.Dataset):
+    if not isinstance(data, (tf.data.Dataset, DataRows)):
         data = prepare_data(data, model.likelihood)
     closure = model.training_loss_closure(data)
     return closure, lambda: _rows_in_memory(data)
 
 
 def _rows_in_memory(data: Any) -> tuple[Array, Array]:
+    if isinstance(data, DataRows):
+        return data.first_rows(ENOUGH_ROWS)
     if not isinstance(data, tf.data.Dataset):
         return _as_arrays(data)
     if len(data.element_spec[0].shape) == 2:
         data = data.unbatch()
-    X, Y = zip(*data.take(10_000).as_numpy_iterator(), strict=True)  # enough to start from
+    X, Y = zip(*data.take(ENOUGH_ROWS).as_numpy_iterator(), strict=True)
     return np.stack(X), np.stack(Y)
 
 

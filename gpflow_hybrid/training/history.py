@@ -37,7 +37,7 @@ class IterationRecord:
     """By how much the M-step raised the objective at fixed λ."""
     min_cavity_precision: float
     """The smallest ``1/v − λ₂``; EP-like values exist where it is positive."""
-    leave_one_out: float
+    loo_log_predictive_density: float
     """Mean leave-one-out log density from the cavities; NaN where one does not exist."""
     seconds: float
     """Wall time of this iteration."""

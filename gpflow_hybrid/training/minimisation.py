@@ -12,12 +12,21 @@ import tensorflow as tf
 from gpflow.models import GPModel
 from gpflow.utilities import parameter_dict
 
+from ..errors import InvalidPosteriorError, NonFiniteError
+from ..models import CollapsedModel
+from ..models.array_loss import ArrayLoss
+from ..rows import DataRows
 from . import interrupts
+from .coordinates import Coordinates
 
 Array = npt.NDArray[np.float64]
 
 MAX_RESTARTS = 5
 """L-BFGS is begun again at most so often where its line search gave up on a slope."""
+
+
+FAILURES = (NonFiniteError, InvalidPosteriorError, tf.errors.InvalidArgumentError)
+"""What may go wrong at a start that others need not share."""
 
 
 class Run(NamedTuple):
@@ -30,40 +39,94 @@ class Run(NamedTuple):
     message: str
 
 
+class Ends(NamedTuple):
+    """Of all starts: their losses, NaN where one failed, and whether the user interrupted them."""
+
+    losses: list[float]
+    failures: list[Exception]
+    interrupted: bool
+
+
+class Optimizer(gpflow.optimizers.Scipy):
+    """GPflow's optimiser in other coordinates, and without a graph where the loss needs none."""
+
+    def __init__(self, coordinates: Coordinates, loss: ArrayLoss | None) -> None:
+        super().__init__()
+        self.coordinates, self.loss = coordinates, loss
+
+    def start(self, variables: Any) -> Array:
+        """Where the variables are, in the coordinates."""
+        return self.coordinates.inward(self.pack_tensors(variables).numpy())
+
+    # GPflow's is a method of the class, called on the object.
+    initial_parameters = start
+
+    def eval_func(self, *args: Any, **kwargs: Any) -> Callable[[Any], tuple[Any, Any]]:
+        """The loss and its gradient, from the coordinates."""
+        function = super().eval_func(*args, **kwargs) if self.loss is None else self.loss
+
+        def evaluate(t: Array) -> tuple[Any, Any]:
+            loss, gradient = function(self.coordinates.outward(t))
+            return loss, gradient * self.coordinates.slope(t)
+
+        return evaluate
+
+
 class Minimisation:
     """L-BFGS from wherever the model is, and the best that it has found."""
 
     def __init__(
-        self, model: GPModel, closure: Callable[[], Any], max_iterations: int, tolerance: float
+        self,
+        model: GPModel,
+        closure: Callable[[], Any],
+        max_iterations: int,
+        tolerance: float,
+        data: Any = None,
+        log_scale: bool = False,
     ) -> None:
         self.variables = tuple(model.trainable_variables)
         self.trained = trained_parameters(model)
         self.num_iterations = self.num_evaluations = 0
         self.best: Run | None = None
-        self._closure = closure
-        self._optimizer = gpflow.optimizers.Scipy()
-        self._max_iterations, self._tolerance = max_iterations, tolerance
+        self._model, self._closure = model, closure
+        self._coordinates, self._options = Coordinates(), {}
+        if log_scale:
+            trained = self.trained.values()
+            self._coordinates = Coordinates.logarithms(trained, self.variables)
+            # Nats for a factor e: there is nothing to be gained below.
+            self._options = {"gtol": tolerance}
+        self.log_scale = log_scale
+        self._rows = data if isinstance(data, DataRows) else None
+        self._optimizer = self._new_optimizer()
+        self.max_iterations, self.tolerance = max_iterations, tolerance
 
     def begin_again(self, closure: Callable[[], Any]) -> None:
         """Go on with another loss of the same variables: what was best is not comparable."""
-        self.best, self._closure, self._optimizer = None, closure, gpflow.optimizers.Scipy()
+        self.best, self._closure, self._optimizer = None, closure, self._new_optimizer()
+
+    def _new_optimizer(self) -> Optimizer:
+        model = self._model
+        loss = model.loss_on_arrays() if isinstance(model, CollapsedModel) else None
+        return Optimizer(self._coordinates, loss)
 
     def position(self) -> Array:
         """The unconstrained parameters in a row."""
-        return np.asarray(self._optimizer.initial_parameters(self.variables), np.float64)
+        return np.asarray(self._optimizer.pack_tensors(self.variables), np.float64)
 
     def move_to(self, x: Array) -> None:
         """Set them."""
         values = self._optimizer.unpack_tensors(self.variables, tf.constant(x))
         self._optimizer.assign_tensors(self.variables, values)
+        if self._optimizer.loss is not None:
+            self._optimizer.loss.leave_sites()
 
     def run(self, bar: Any) -> Run:
         """To the end of one start, begun again on a slope as long as that helps."""
-        left, before = self._max_iterations, np.inf
+        left, before = self.max_iterations, np.inf
         for _ in range(1 + MAX_RESTARTS):
             run, count = self._minimise(left, bar)
             left -= count
-            is_steep = np.max(np.abs(run.gradient)) > self._tolerance
+            is_steep = np.max(np.abs(run.gradient)) > self.tolerance
             if not is_steep or left < 1 or not run.loss < before:
                 break
             before = run.loss
@@ -75,24 +138,36 @@ class Minimisation:
             bar.set_postfix(loss=f"{at.fun:.4f}", refresh=False)
             bar.update(1)
             if interrupts.is_pending():
-                self._keep(Run(np.array(at.x), float(at.fun), np.array([np.nan]), False, ""))
+                x = self._coordinates.outward(at.x)
+                self.keep(Run(x, float(at.fun), np.array([np.nan]), False, ""))
             interrupts.check()
 
-        result = self._optimizer.minimize(
-            self._closure,
-            self.variables,
-            callback=callback,
-            options={"maxiter": max_iterations},
-            allow_unused_variables=True,
-        )
+        start = self._optimizer.start(self.variables)
+        try:
+            result = self._optimizer.minimize(
+                self._closure,
+                self.variables,
+                callback=callback,
+                bounds=self._coordinates.bounds(start),
+                options={"maxiter": max_iterations, **self._options},
+                allow_unused_variables=True,
+            )
+        except tf.errors.OpError:
+            if self._rows is not None and self._rows.failure is not None:
+                raise self._rows.failure from None
+            raise
         self.num_iterations += int(result.nit)
         self.num_evaluations += int(result.nfev)
         message = result.message if isinstance(result.message, str) else result.message.decode()
-        run = Run(result.x, float(result.fun), result.jac, result.status == 1, message)
-        self._keep(run)
+        x, gradient = self._coordinates.outward(result.x), result.jac
+        gradient = gradient / self._coordinates.slope(result.x)
+        self.move_to(x)
+        run = Run(x, float(result.fun), gradient, result.status == 1, message)
+        self.keep(run)
         return run, int(result.nit)
 
-    def _keep(self, run: Run) -> None:
+    def keep(self, run: Run) -> None:
+        """If it is the best so far."""
         if np.isfinite(run.loss) and (self.best is None or run.loss <= self.best.loss):
             self.best = run
 

@@ -34,7 +34,7 @@ SCALARS: dict[str, Callable[..., float]] = {
     "e_step/min_cavity_precision": lambda record: record.min_cavity_precision,
     "m_step/gradient_norm": lambda record: record.gradient_norm,
     "m_step/gain": lambda record: record.m_gain,
-    "predictions/leave_one_out": lambda record: record.leave_one_out,
+    "predictions/loo_log_predictive_density": lambda record: record.loo_log_predictive_density,
 }
 
 

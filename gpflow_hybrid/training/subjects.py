@@ -104,13 +104,13 @@ class OwnData(Subject):
             alpha: objectives.power_ep(q, sites, model.likelihood, data, alpha)
             for alpha in {0.0, 1.0, self.alpha}
         }
-        loo = objectives.leave_one_out(q, sites, model.likelihood, data)
+        loo = objectives.loo_log_predictive_density(q, sites, model.likelihood, data)
         return {
             "elbo": values[0.0],
             "ep_like": values[1.0],
             "objective": values[self.alpha] + model.log_prior_density(),
             "min_cavity_precision": tf.reduce_min(1.0 / q.variance - sites.lambda_2),
-            "leave_one_out": tf.reduce_mean(loo),
+            "loo_log_predictive_density": tf.reduce_mean(loo),
         }
 
     def description(self) -> str:
@@ -160,7 +160,7 @@ class GivenData(Subject):
             "ep_like": found.values[1.0],
             "objective": found.values[self.alpha] + float(self.model.log_prior_density()),
             "min_cavity_precision": found.min_cavity_precision,
-            "leave_one_out": found.leave_one_out / self.num_data,
+            "loo_log_predictive_density": found.loo_log_predictive_density / self.num_data,
         }
 
     def description(self) -> str:

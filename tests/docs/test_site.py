@@ -56,7 +56,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def public_names() -> dict[str, object]:
     """Every public object by its full name, those of the public modules included."""
     names: dict[str, object] = {}
-    modules: list[ModuleType] = [gh]
+    modules: list[ModuleType] = [gh, importlib.import_module("gpflow_hybrid.sklearn")]
     while modules:
         module = modules.pop()
         for name in module.__all__:

@@ -8,7 +8,8 @@ import tensorflow as tf
 from scipy import stats
 
 from gpflow_hybrid.evidence.bases import FactoredPrior, conditionals, prior_base
-from gpflow_hybrid.evidence.chains import Chains, Path, Problem, advance
+from gpflow_hybrid.evidence.chains import NUM_KNOTS, Chains, Path, Problem, advance
+from gpflow_hybrid.evidence.schedules import NO_WARP
 from gpflow_hybrid.evidence.settings import jittered_cholesky
 
 
@@ -34,10 +35,12 @@ def test_exact_draws_stay_exact_draws() -> None:
         tf.constant(f[None, None]),
         tf.constant(stats.norm.logpdf(Y[:, 0], f, np.sqrt(noise))[None]),
         tf.zeros((1, num_chains), tf.float64),
+        tf.zeros((1, NUM_KNOTS), tf.float64),
         tf.constant(-1),
     )
     likelihood = gpflow.likelihoods.Gaussian(noise)
-    after = advance(likelihood, problem, chains, Path(1.0, 1.0, 5, 1.0), 0, 5, 7)
+    path = Path(1.0, 1.0, 5, 1.0, NO_WARP[None])
+    after = advance(likelihood, problem, chains, path, 0, 5, 7)
     np.testing.assert_array_equal(after.log_weights, 0.0)
     moved = after.x[0, 0].numpy()
     np.testing.assert_allclose(

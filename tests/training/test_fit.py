@@ -61,7 +61,7 @@ def test_records_are_the_values_of_the_model(trainer: VEMTrainer) -> None:
                 "ep_like": model.ep_like_log_marginal(),
                 "objective": model.elbo(),
                 "min_cavity_precision": tf.reduce_min(cavities),
-                "leave_one_out": tf.reduce_mean(model.loo_log_predictive_density()),
+                "loo_log_predictive_density": tf.reduce_mean(model.loo_log_predictive_density()),
                 **hyperparameters(model),
             }
         )

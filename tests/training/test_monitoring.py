@@ -26,7 +26,7 @@ SCALARS = {
     "e_step/min_cavity_precision": lambda h: h["min_cavity_precision"],
     "m_step/gradient_norm": lambda h: h["gradient_norm"],
     "m_step/gain": lambda h: h["m_gain"],
-    "predictions/leave_one_out": lambda h: h["leave_one_out"],
+    "predictions/loo_log_predictive_density": lambda h: h["loo_log_predictive_density"],
     "kernel.variance": lambda h: h[".kernel.variance"],
     "kernel.lengthscales": lambda h: h[".kernel.lengthscales"],
 }

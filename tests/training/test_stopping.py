@@ -60,7 +60,7 @@ def history(
                 gradient_norm=NAN if i == 0 else 1.0,
                 m_gain=NAN if i == 0 else float(gains[i]),
                 min_cavity_precision=1.0,
-                leave_one_out=0.0,
+                loo_log_predictive_density=0.0,
                 seconds=seconds,
                 measurements={name: float(v[i]) for name, v in measurements.items()},
             )

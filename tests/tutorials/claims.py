@@ -227,3 +227,48 @@ def sparse_multiclass(run: Run) -> None:
     assert with_more > without
     assert all(accuracy > 0.9 for accuracy in run["accuracy"].values())
     assert len(run["models"]["SparseCVI, ELBO"].trainable_variables) == 1
+
+
+def from_scikit_learn(run: Run) -> None:
+    same_elbo(run)
+    ours, theirs = run["scores"]["HybridGPClassifier"], run["scores"]["GaussianProcessClassifier"]
+    assert ours[0] < theirs[0]  # log loss
+    assert abs(ours[1] - theirs[1]) < 0.06  # accuracies are close
+    p, q = (run[name].predict_proba(run["X_test"])[:, 1] for name in ("ours", "theirs"))
+    assert np.mean(np.abs(p - 0.5)) > np.mean(np.abs(q - 0.5)) + 0.02  # Laplace shies away
+    assert run["search"].best_score_ > -0.35
+    rate = 15.0 * np.exp(np.sin(run["grid"][:, 0] / 24.0 * 2.0 * np.pi))
+    assert np.mean(np.abs(run["counts"].predict(run["grid"]) / rate - 1.0)) < 0.2
+    assert run["sparse"].approximation_ == "sparse, 30 inducing points"
+    assert isinstance(run["sparse"].model_, gh.SparseCVIModel)
+
+
+def a_million_rows(run: Run) -> None:
+    same_elbo(run)
+    rows, model = run["rows"], run["model"]
+    assert rows.num_rows == run["num_rows"]
+    assert rows.num_passes > 0
+    assert rows.events == []
+    assert run["result"].status in ("converged", "max_iterations")  # few in the short run
+    # Of all rows the objective is higher than at the hyperparameters of a part.
+    assert -run["result"].loss > run["value_of_part"]
+    assert run["log_density"] > -0.6
+    X, Y = (x.compute() for x in run["test"])
+    np.testing.assert_allclose(
+        np.mean(model.predict_log_density((X, Y))), run["log_density"], rtol=1e-9
+    )
+    assert abs(run["here"] - run["there"]) < 1e-9 * abs(run["here"])
+
+
+def mcmc(run: Run) -> None:
+    same_elbo(run)
+    assert run["posterior"].converged
+    # The same marginals, within the errors of the chains.
+    lattice = run["means"]["integrate_hyperparameters"]
+    for name, mean in run["means"].items():
+        assert np.all(np.abs(mean - lattice) <= 4.0 * run["errors"][name])
+    spread = np.sqrt(run["weights"] @ (run["log_draws"] - lattice) ** 2)
+    for name, values in run["log_samples"].items():
+        assert np.all(run["errors"][name] < 0.5 * spread)  # the chains have something to say
+        np.testing.assert_allclose(values.std(0), spread, rtol=0.5)
+    assert run["model"].sites.lambda_1.shape == (30, 1)

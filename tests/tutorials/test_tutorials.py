@@ -19,7 +19,9 @@ from tests.tutorials import claims
 FOLDER = Path(__file__).parents[2] / "examples" / "tutorials"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "tutorial_tools")
 
-CLASSES = dict.fromkeys(("more_data", "sparse_multiclass"), ("SVGP", "SparseCVIModel"))
+CLASSES = dict.fromkeys(
+    ("more_data", "sparse_multiclass", "a_million_rows"), ("SVGP", "SparseCVIModel")
+)
 """GPflow's class and ours, where they are not the dense ones."""
 
 

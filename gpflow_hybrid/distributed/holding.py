@@ -1,0 +1,185 @@
+"""Shards on workers that come and go: who holds which, and what to do where one is lost."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import uuid
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from ..errors import ClusterError, ClusterWarning, GPflowHybridError
+from .sources import Source
+from .workers import assigned, refused, versions_on
+
+MAX_ATTEMPTS = 10
+"""Times that a sum is begun again after a fault before it is given up."""
+
+LOOK_SECONDS = 1.0
+"""How often it is asked who is there."""
+
+
+class ClusterEvent(NamedTuple):
+    """Something that happened to the cluster."""
+
+    seconds: float
+    """Since the rows were made."""
+    message: str
+
+
+class Holding:
+    """Shards in the hands of a cluster.
+
+    :param sources: what each is made from, again if need be.
+    """
+
+    def __init__(self, client: Any, sources: Sequence[Source]) -> None:
+        self.client = client
+        self.address = str(client.scheduler.address)
+        self.name = uuid.uuid4().hex[:8]
+        self.sources = list(sources)
+        self.events: list[ClusterEvent] = []
+        self.failure: ClusterError | None = None
+        self.futures: list[Any] = [None] * len(sources)
+        self.places: list[str | None] = [None] * len(sources)
+        """The worker that each was given to; None where that is Dask's choice."""
+        self._threads: dict[str, int] = dict(client.nthreads())
+        self._refused: set[str] = set()
+        self._numbers = itertools.count()
+        self._began = self._looked = time.monotonic()
+
+    def keep(self, indices: Sequence[int]) -> None:
+        """Let go of all others."""
+        for name in ("sources", "futures", "places"):
+            setattr(self, name, [getattr(self, name)[i] for i in indices])
+
+    def key(self, name: str, i: int) -> str:
+        """Of a new task."""
+        return f"{name}-{self.name}-{next(self._numbers)}-{i}"
+
+    def where(self) -> dict[str, Any]:
+        """A task's choice of workers: all, but those that were refused."""
+        return {"workers": list(self._threads)} if self._refused else {}
+
+    def place(self) -> list[Any]:
+        """Every shard on a worker, as evenly as threads are; those that are there stay."""
+        for i, future in enumerate(self.futures):
+            if future is not None and future.status in ("cancelled", "lost", "error"):
+                self.futures[i] = self.places[i] = None
+        places = assigned(self.places, self._threads)
+        for i, (source, place) in enumerate(zip(self.sources, places, strict=True)):
+            if self.futures[i] is None or place != self.places[i]:
+                near = [] if place is None else [place]
+                self.futures[i] = source.place(self.client, near, self.key("shard", i))
+        self.places = places
+        return self.futures
+
+    def gathered(self, futures: list[Any]) -> list[Any]:
+        """Results, waited for as long as there is hope."""
+        from distributed import wait
+
+        is_told = False
+        while True:
+            try:
+                with self.client.as_current():
+                    wait(futures, timeout=10 * LOOK_SECONDS)
+                break
+            except TimeoutError:
+                self._look()
+                if not self._threads and not is_told:
+                    self._say("No worker is left: waiting for one.")
+                    is_told = True
+        found: list[Any] = self.client.gather(futures)
+        return found
+
+    def with_faults(self, attempt: Callable[[], Any]) -> Any:
+        """What an attempt returns, begun again where the cluster has lost a part of it."""
+        from distributed import CancelledError, KilledWorker
+        from distributed.comm.core import CommClosedError
+
+        for left in reversed(range(MAX_ATTEMPTS)):
+            try:
+                if time.monotonic() - self._looked > LOOK_SECONDS:
+                    self._look()
+                return attempt()
+            except (
+                CancelledError,
+                KilledWorker,
+                CommClosedError,
+                ImportError,  # by a worker that has joined, and was not looked at yet
+                OSError,
+                RuntimeError,
+            ) as error:
+                if isinstance(error, GPflowHybridError):
+                    raise
+                self._require_scheduler(error)
+                if left == 0:
+                    raise ClusterError(
+                        f"A sum over the rows was lost {MAX_ATTEMPTS} times, at last by "
+                        f"{type(error).__name__}: {error}. See the logs of the workers; one that runs "
+                        "out of memory is killed: raise num_shards, or give workers more."
+                    ) from error
+                self._look()
+        raise AssertionError
+
+    def _require_scheduler(self, error: BaseException) -> None:
+        """Raise if it is the scheduler that was lost."""
+        reason = getattr(error, "reason", "")
+        if self.client.status == "running" and reason != "scheduler-connection-lost":
+            return
+        self.failure = ClusterError(
+            f"The scheduler at {self.address} was lost. The model is as its last loss has left it: start "
+            "a scheduler and workers, make new shards with a new client, and go on from here or from a "
+            "checkpoint."
+        )
+        raise self.failure from error
+
+    def _look(self) -> None:
+        """Ask who is there, and say who came or left."""
+        self._looked = time.monotonic()
+        try:
+            present = dict(self.client.nthreads())
+        except Exception as error:
+            self._require_scheduler(error)
+            raise
+        present = {x: n for x, n in present.items() if x not in self._refused}
+        left = sorted(set(self._threads) - set(present))
+        joined = sorted(set(present) - set(self._threads))
+        for address in left:
+            self._say(f"The worker {address} was lost; {self._consequence(address)}.")
+        reasons = refused(versions_on(self.client, joined)) if joined else {}
+        for address in joined:
+            if address in reasons:
+                self._refused.add(address)
+                del present[address]
+                self._say(f"The worker {address} has joined, and is not used: {reasons[address]}.")
+            else:
+                self._say(f"The worker {address} has joined.")
+        self._threads = present
+        if left:
+            self._find_recomputed(left)
+
+    def _consequence(self, address: str) -> str:
+        """What becomes of the shards that a worker held."""
+        held = [x for x, place in zip(self.sources, self.places, strict=True) if place == address]
+        if not held:
+            return "it held no shard"
+        again = "read" if held[0].is_recomputed else "sent"
+        return f"its {len(held)} of {len(self.sources)} shards are {again} again"
+
+    def _find_recomputed(self, left: Sequence[str]) -> None:
+        """Where Dask has put what it has computed again by itself."""
+        lost = [i for i, place in enumerate(self.places) if place in left]
+        for i in lost:
+            self.places[i] = None
+        kept = [i for i in lost if self.sources[i].is_recomputed and self.futures[i] is not None]
+        if kept:
+            where = self.client.who_has([self.futures[i] for i in kept])
+            for i in kept:
+                holders = where.get(self.futures[i].key, ())
+                self.places[i] = next((x for x in holders if x in self._threads), None)
+
+    def _say(self, message: str) -> None:
+        self.events.append(ClusterEvent(time.monotonic() - self._began, message))
+        warnings.warn(message, ClusterWarning, stacklevel=2)

@@ -1,0 +1,167 @@
+"""A training loss and its gradient on arrays alone, where kernel and likelihood are known there.
+
+A graph of the same takes TensorFlow a second to trace, optimise and compile: several times what a fit
+of two hundred rows takes in arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import gpflow
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+from gpflow.functions import Constant, Zero
+
+from .. import tuning
+from ..array_parameters import ParametersInARow, identity, transform_of
+from ..covariances import latent_kernels
+from ..errors import NonFiniteError
+from ..inference.collapsing import Limits, Remarks, iteration_of, questions_of
+from ..inference.common import Method
+from ..inference.options import TRAINING
+from ..inference.servers import answers_on_arrays, run_on_arrays
+from ..likelihoods.concavity import is_log_concave
+from ..likelihoods.on_arrays import Observations
+from ..linalg import uses_lapack
+from ..linalg.threads import blas_threads_for_rows
+from ..priors import DensePrior
+from ..priors.stationary import StationaryMatrix, is_known
+from ..sites import SiteValues
+from ..stand_ins import is_taken_apart, parameters_of
+from .inferred import COULD_NOT_START
+
+Array = npt.NDArray[Any]
+
+
+class ModelParts(NamedTuple):
+    """What a collapsed model has that its loss is made of, beside its public parts."""
+
+    method: Method
+    limits: Limits
+    first_sites: Callable[[], SiteValues]
+    refuse: Callable[[], Any]
+    """Says that the first parameters are improper."""
+
+
+def array_loss(model: Any, parts: ModelParts) -> ArrayLoss | None:
+    """The training loss of a collapsed model on arrays; None where a part of it is not known there."""
+    is_constant = all(isinstance(d, tf.Tensor) and d.dtype == tf.float64 for d in model.data)
+    if not is_constant or len(model.data[0]) > tuning.KEPT_DISTANCES:
+        return None
+    kernels, mean = latent_kernels(model.kernel), model.mean_function
+    if not all(is_known(kernel) for kernel in kernels) or type(mean) not in (Zero, Constant):
+        return None
+    if not uses_lapack(exportable=False) or not is_taken_apart(model.likelihood):
+        return None
+    parameters = [p for part in (*kernels, mean, model.likelihood) for p in parameters_of(part)]
+    if any(p.prior is not None or transform_of(p) is None for p in parameters):
+        return None
+    known = {id(p.unconstrained_variable) for p in parameters}
+    if any(id(v) not in known for v in model.trainable_variables):
+        return None
+    collapsing = iteration_of(parts.method, model.likelihood, parts.limits, Remarks())
+    answers = answers_on_arrays(questions_of(parts.method, collapsing), model.likelihood)
+    if answers is None:
+        return None
+    return ArrayLoss(model, parts, collapsing.iterate, answers)
+
+
+class ArrayLoss:
+    """``θ ↦ −L(λ*(θ), θ)`` and its gradient in the trainable variables' numbers, as
+    :class:`~gpflow_hybrid.CollapsedModel` has it, λ* being kept here."""
+
+    def __init__(self, model: Any, parts: ModelParts, iterate: Any, answers: Any) -> None:
+        self._model, self._parts, self._iterate, self._answers = model, parts, iterate, answers
+        self._X, self._Y = (np.asarray(d) for d in model.data)
+        kernels, mean = latent_kernels(model.kernel), model.mean_function
+        self._own = parameters_of(model.likelihood)
+        self._constants = parameters_of(mean)  # of a constant mean, one
+        everything = [p for part in (*kernels, mean, model.likelihood) for p in parameters_of(part)]
+        self._variables = tuple(model.trainable_variables)
+        self._parameters = ParametersInARow(everything, self._variables)
+        with blas_threads_for_rows(len(self._X)):
+            self._matrices = [StationaryMatrix(k, self._X) for k in kernels]
+        self._positive = [id(p) for p in everything if transform_of(p) is not identity]
+        self._sites = SiteValues(*(x.numpy() for x in model.sites.values))
+        self._begun = bool(model.sites.is_inferred())
+        self._is_unique = is_log_concave(model.likelihood)
+
+    def __call__(self, x: Array) -> tuple[float, Array]:
+        """At the variables' numbers in a row."""
+        with np.errstate(all="ignore"):
+            values = self._parameters.values(x)
+        if not self._are_proper(values):
+            if not self._begun:
+                self._parts.refuse()
+            return self._highest(), np.zeros_like(x)
+        if not self._is_unique:
+            self._assign(x)  # where inference starts may depend on the likelihood's parameters
+        start = self._sites if self._is_unique else self._first_sites()
+        with np.errstate(all="ignore"), blas_threads_for_rows(len(self._X)):
+            return self._evaluate(values, start)
+
+    def _evaluate(
+        self, values: dict[int, tuple[Array, Array]], start: SiteValues
+    ) -> tuple[float, Array]:
+        at = [[values[id(p)][0] for p in matrix.parameters] for matrix in self._matrices]
+        K = np.stack([m.evaluate(*v) for m, v in zip(self._matrices, at, strict=True)])
+        mean = np.zeros_like(start.lambda_1)
+        for p in self._constants:
+            mean += values[id(p)][0]
+        prior = DensePrior(K, mean)
+        data = Observations(self._X, self._Y, [values[id(p)][0] for p in self._own])
+        try:
+            found, own = run_on_arrays(self._iterate(prior, start), self._answers, data)
+            solution = found.solution
+            # What has not converged is no objective: a line search backs away from it.
+            inaccurate = self._begun and solution.residual > TRAINING.warn_residual
+            if not solution.has_started or inaccurate:
+                if not self._begun:
+                    raise NonFiniteError(COULD_NOT_START)
+                return self._highest(), np.zeros(self._parameters.size)
+            K_bars, mean_bar = found.prior_adjoint()
+        finally:
+            prior.close()
+        self._sites, self._begun = solution.sites, True
+        bars: dict[int, Any] = {}
+        for matrix, v, K_bar in zip(self._matrices, at, K_bars, strict=True):
+            for p, bar in zip(matrix.parameters, matrix.pull_back(v[0], v[1], K_bar), strict=True):
+                bars[id(p)] = bars.get(id(p), 0.0) + bar
+        for p in self._constants:
+            bars[id(p)] = _summed(mean_bar, np.shape(values[id(p)][0]))
+        sizes = [np.size(values[id(p)][0]) for p in self._own]
+        for p, bar in zip(self._own, np.split(own, np.cumsum(sizes)[:-1]), strict=bool(sizes)):
+            bars[id(p)] = bar.reshape(np.shape(values[id(p)][0]))
+        return -float(found.value), -self._parameters.gradient(values, bars)
+
+    def leave_sites(self) -> None:
+        """Let the model's own inference start from the sites found last."""
+        self._model.sites.assign(SiteValues(*(tf.constant(s) for s in self._sites)))
+
+    def _are_proper(self, values: dict[int, tuple[Array, Array]]) -> bool:
+        finite = all(np.isfinite(value).all() for value, _ in values.values())
+        return finite and all((values[name][0] > 0.0).all() for name in self._positive)
+
+    def _highest(self) -> float:
+        return TRAINING.penalty_per_datum * len(self._X)
+
+    def _first_sites(self) -> SiteValues:
+        return SiteValues(*(np.asarray(x) for x in self._parts.first_sites()))
+
+    def _assign(self, x: Array) -> None:
+        optimizer = gpflow.optimizers.Scipy
+        values = optimizer.unpack_tensors(self._variables, tf.constant(x))
+        optimizer.assign_tensors(self._variables, values)
+
+
+def _summed(bar: Array, shape: tuple[int, ...]) -> Array:
+    """The cotangent ``[N, L]`` of a number or of one for every latent."""
+    bar = bar.sum(axis=0)
+    return (
+        bar.reshape(shape)
+        if np.size(bar) == np.prod(shape, dtype=int)
+        else bar.sum().reshape(shape)
+    )

@@ -1,0 +1,240 @@
+"""A sparse model on a cluster: the numbers of one process, whatever the data come in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask.array as da
+import gpflow
+import numpy as np
+import pytest
+import tensorflow as tf
+from distributed import Client
+
+import gpflow_hybrid as gh
+from gpflow_hybrid.distributed import shard
+from tests.distributed.conftest import problem
+from tests.sparse_cases import sparse_problem
+
+EXACT = 1e-9
+"""Sums are taken in another order: rounding, and the E-step's residual of 1e-7 in gradients, which follows
+the same path to it."""
+
+
+def loss_and_gradients(model: Any, data: Any) -> tuple[float, list[Any]]:
+    with tf.GradientTape() as tape:
+        loss = model.training_loss(data)
+    return float(loss), [g.numpy() for g in tape.gradient(loss, model.trainable_variables)]
+
+
+def assert_same(found: Any, expected: Any, atol: float = 0.0) -> None:
+    for x, y in zip(found, expected, strict=True):
+        scale = max(float(np.max(np.abs(y))), 1.0)
+        np.testing.assert_allclose(x, y, rtol=EXACT, atol=EXACT * scale)
+
+
+@pytest.mark.parametrize(
+    ("name", "objective"),
+    [
+        ("probit_bernoulli", "elbo"),
+        ("probit_bernoulli", "ep_like"),
+        ("student_t", 0.5),
+        pytest.param("multiclass", "elbo", marks=pytest.mark.slow),
+        ("own_log_cosh", "ep_like"),
+    ],
+)
+def test_loss_and_gradient_are_those_of_one_process(
+    client: Client, name: str, objective: Any
+) -> None:
+    case = sparse_problem(name, N=60)
+    rows = gh.distributed.shards(client, *case.data)
+    here, there = case.model(objective), case.model(objective)
+    for step in range(2):  # also from a warm start at other hyperparameters
+        expected, gradients = loss_and_gradients(here, case.data)
+        found, others = loss_and_gradients(there, rows)
+        assert found == pytest.approx(expected, rel=EXACT)
+        assert_same(others, gradients)
+        assert_same(there.sites.values, here.sites.values)
+        for model in (here, there):
+            model.kernel.lengthscales.assign(1.2 + 0.3 * (step + 1))
+            model.inducing_variable.Z.assign_add(np.full((6, 2), 0.05))
+
+
+def test_values_and_gradients_at_the_present_q(client: Client) -> None:
+    X, Y, make = problem(100)
+    rows, here, there = gh.distributed.shards(client, X, Y), make(), make()
+    reports = [here.infer((X, Y)), there.infer(rows)]
+    assert reports[1].elbo == pytest.approx(reports[0].elbo, rel=EXACT)
+    assert reports[1].num_steps == reports[0].num_steps
+    assert reports[1].min_cavity_precision == pytest.approx(
+        reports[0].min_cavity_precision, rel=EXACT
+    )
+    for value in ("elbo", "ep_like_log_marginal"):
+        found = []
+        for model, data in ((here, (X, Y)), (there, rows)):
+            with tf.GradientTape() as tape:
+                result = getattr(model, value)(data)
+            found.append([result, *tape.gradient(result, model.trainable_variables)])
+        assert_same(found[1], found[0])
+    powers = [
+        model.power_ep_log_marginal(data, 0.3) for model, data in ((here, (X, Y)), (there, rows))
+    ]
+    assert_same(powers[1:], powers[:1])
+    diagnoses = [
+        model.diagnose_at_fixed_sites(data, (0.0, 1.0))
+        for model, data in ((here, (X, Y)), (there, rows))
+    ]
+    assert diagnoses[1].loo_log_predictive_density == pytest.approx(
+        diagnoses[0].loo_log_predictive_density, rel=EXACT
+    )
+    assert diagnoses[1].min_cavity_precision == pytest.approx(
+        diagnoses[0].min_cavity_precision, rel=EXACT
+    )
+
+
+def test_missing_cavity_has_its_number_among_all_rows(client: Client) -> None:
+    X, Y, make = problem(50)
+    X[:30] += 100.0  # so far from all inducing points that they have cavities
+    model = make()
+    model.inducing_variable.Z.assign(X[30:38])
+    # q(u) is nearly the prior, and every site as precise as the data make it.
+    model.kernel.variance.assign(1e4)
+    model.sites.lambda_2.assign(1e-6 * np.eye(8)[None])
+    messages = []
+    for data in ((X, Y), gh.distributed.shards(client, X, Y)):
+        with pytest.raises(gh.InvalidPosteriorError, match="cavity of datum 30 ") as error:
+            model.ep_like_log_marginal(data)
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]
+
+
+class Table:
+    """What of a Dask DataFrame is used: its array, whose chunks have unknown lengths."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __dask_graph__(self) -> Any:
+        return self.array.__dask_graph__()
+
+    def to_dask_array(self) -> Any:
+        return self.array
+
+
+def chunked(X: Any, Y: Any, kind: str) -> tuple[Any, Any]:
+    if kind == "unequal":
+        return da.from_array(X, chunks=((7, 50, 43), (1, 1))), da.from_array(
+            Y, chunks=((60, 40), 1)
+        )
+    if kind == "one chunk":
+        return da.from_array(X, chunks=-1), da.from_array(Y, chunks=-1)
+    if kind == "X alone":
+        return da.from_array(X, chunks=(30, 2)), Y
+    if kind == "table":
+        return tuple(map(Table, chunked(X, Y, "unknown lengths")))
+    if kind == "unknown lengths":
+        both = da.from_array(np.hstack([X, Y]), chunks=(30, 3))
+        both = both[both[:, 0] > -np.inf]
+        return both[:, :2], both[:, 2:]
+    pandas = pytest.importorskip("pandas")
+    frames = pytest.importorskip("dask.dataframe")
+    table = pandas.DataFrame(np.hstack([X, Y]), columns=["a", "b", "y"])
+    table = frames.from_pandas(table, npartitions=3)
+    return table[["a", "b"]], table[["y"]]
+
+
+@pytest.mark.parametrize(
+    "kind", ["unequal", "one chunk", "X alone", "unknown lengths", "table", "frame"]
+)
+def test_data_come_in_any_chunks(client: Client, kind: str) -> None:
+    X, Y, make = problem(100)
+    rows = gh.distributed.shards(client, *chunked(X, Y, kind))
+    assert (rows.num_rows, rows.num_columns, rows.num_outputs) == (100, 2, 1)
+    assert rows.num_shards == 2
+    assert set(rows.rows_of_shard) != {0}
+    read = list(rows.blocks(30))
+    np.testing.assert_array_equal(np.concatenate([x for x, _ in read]), X)
+    np.testing.assert_array_equal(np.concatenate([y for _, y in read]), Y)
+    here, there = make(), make()
+    expected, found = here.infer((X, Y)), there.infer(rows)
+    assert found.elbo == pytest.approx(expected.elbo, rel=EXACT)
+
+
+def test_many_shards_are_added_in_a_tree(client: Client, monkeypatch: Any) -> None:
+    X, Y, make = problem(200)
+    rows = gh.distributed.shards(client, X, Y, num_shards=19)
+    assert rows.num_shards == 19
+    monkeypatch.setattr("gpflow_hybrid.distributed.rows.EMBEDDED_BYTES", 0)  # and sent beforehand
+    expected, found = make().infer((X, Y)), make().infer(rows)
+    assert found.elbo == pytest.approx(expected.elbo, rel=EXACT)
+    assert found.min_cavity_precision == pytest.approx(expected.min_cavity_precision, rel=EXACT)
+
+
+def test_structure_travels_once(client: Client) -> None:
+    X, Y, make = problem(60)
+    rows, model = gh.distributed.shards(client, X, Y), make()
+
+    def known() -> set[str]:
+        found = client.run(lambda: list(shard._models))
+        return {token for tokens in found.values() for token in tokens}
+
+    before = known()
+    for lengthscale in (0.5, 1.0, 2.0):
+        model.kernel.lengthscales.assign([lengthscale, 1.0])
+        model.training_loss(rows)
+    assert len(known() - before) == 1
+
+
+def test_fit_ends_where_one_process_does(client: Client, monkeypatch: Any) -> None:
+    monkeypatch.setattr("gpflow_hybrid.training.fitting.ENOUGH_ROWS", 60)
+    X, Y, make = problem(120)
+    rows, here, there = gh.distributed.shards(client, X, Y), make(), make()
+    for model in (here, there):
+        gpflow.set_trainable(model.inducing_variable, False)
+    expected = gh.fit(here, data=(X, Y), start="data", progress=False)
+    found = gh.fit(there, data=rows, start="data", progress=False)
+    assert found.status == expected.status == "converged"
+    assert found.loss == pytest.approx(expected.loss, rel=EXACT)
+    assert found.gain == pytest.approx(
+        expected.gain, rel=1e-6
+    )  # both optimisers end near the optimum
+
+
+def test_trainer_takes_shards(client: Client) -> None:
+    X, Y, make = problem(60)
+    rows, here, there = gh.distributed.shards(client, X, Y), make(), make()
+    for model, data in ((here, (X, Y)), (there, rows)):
+        gh.VEMTrainer(model, data=data).fit(2, progress=False)
+    assert_same(there.trainable_variables, here.trainable_variables)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda X, Y: (X, Y[:-1]), "same number of rows; found 60 and 59"),
+        (lambda X, Y: (X, Y[:, 0]), r"Y must have two dimensions, \[N, P\]"),
+        (lambda X, Y: (X[:0], Y[:0]), "at least one row"),
+        (lambda X, Y: (da.from_array(X), da.from_array(Y[:-1])), "same number of rows"),
+        (lambda X, Y: (X.astype(str), Y), "X must be numeric"),
+    ],
+)
+def test_data_are_refused_in_words(client: Client, change: Any, message: str) -> None:
+    X, Y, _ = problem(60)
+    with pytest.raises(gh.InvalidDataError, match=message):
+        gh.distributed.shards(client, *change(X, Y))
+
+
+def test_labels_are_refused_where_they_are(client: Client) -> None:
+    X, Y, make = problem(60)
+    Y[45] = 7.0
+    rows = gh.distributed.shards(client, da.from_array(X, chunks=20), da.from_array(Y, chunks=20))
+    with pytest.raises(gh.InvalidDataError, match=r"rows 30 to 59, .*: Y must be 0 or 1 .*found 7"):
+        make().infer(rows)
+
+
+def test_arguments_are_refused_in_words(client: Client) -> None:
+    X, Y, _ = problem(60)
+    with pytest.raises(gh.InvalidDataError, match="client must be a distributed.Client; found str"):
+        gh.distributed.shards("tcp://127.0.0.1:8786", X, Y)
+    with pytest.raises(gh.InvalidDataError, match="num_shards must be a positive integer; found 0"):
+        gh.distributed.shards(client, X, Y, num_shards=0)

@@ -1,0 +1,174 @@
+"""Workers that die in the middle of a fit, that come, that cannot take part; a scheduler that is lost."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import gpflow
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import gpflow_hybrid as gh
+from gpflow_hybrid.distributed import ShardedRows
+from tests.distributed.conftest import Processes, problem
+
+EXACT = 1e-9
+
+
+def at_pass(rows: ShardedRows, happenings: dict[int, Callable[[], None]]) -> None:
+    """Let something happen while the workers take a sum."""
+    ask = rows.ask
+
+    def ask_and_disturb(*arguments: Any) -> Any:
+        happen = happenings.pop(rows.num_passes, None)
+        if happen is None:
+            return ask(*arguments)
+        timer = threading.Timer(0.003, happen)
+        timer.start()
+        try:
+            return ask(*arguments)
+        finally:
+            timer.join()
+
+    rows.ask = ask_and_disturb  # type: ignore[method-assign]
+
+
+def learn(model: Any, data: Any) -> Any:
+    return gpflow.optimizers.Scipy().minimize(
+        model.training_loss_closure(data), model.trainable_variables, options={"maxiter": 6}
+    )
+
+
+def learn_and_listen(model: Any, rows: ShardedRows) -> tuple[Any, list[str]]:
+    """The result, and what was said of the cluster."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", gh.ClusterWarning)
+        found = learn(model, rows)
+    messages = [str(x.message) for x in said if issubclass(x.category, gh.ClusterWarning)]
+    assert messages == [event.message for event in rows.events]
+    return found, messages
+
+
+def as_given(kind: str, X: Any, Y: Any) -> tuple[Any, Any]:
+    if kind == "sent":
+        return X, Y
+    return da.from_array(X, chunks=40), da.from_array(Y, chunks=40)
+
+
+def assert_same_end(found: Any, expected: Any) -> None:
+    assert found.nfev == expected.nfev
+    assert found.fun == pytest.approx(expected.fun, rel=EXACT)
+    np.testing.assert_allclose(found.x, expected.x, rtol=0, atol=EXACT * np.max(np.abs(expected.x)))
+
+
+def test_worker_killed_in_the_middle_of_a_fit(processes: Processes) -> None:
+    for _ in range(2):
+        processes.add_worker()
+    X, Y, make = problem(120)
+    expected = learn(make(), (X, Y))
+    rows = gh.distributed.shards(processes.client, X, Y)
+    victim = rows.holders[0]
+    at_pass(rows, {20: processes.killer(victim)})
+    found, messages = learn_and_listen(make(), rows)
+    assert_same_end(found, expected)
+    assert messages == [f"The worker {victim} was lost; its 1 of 2 shards are sent again."]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sent", "read"])
+def test_two_of_three_killed_and_another_comes(processes: Processes, kind: str) -> None:
+    for _ in range(3):
+        processes.add_worker()
+    X, Y, make = problem(120)
+    expected = learn(make(), (X, Y))
+    rows = gh.distributed.shards(processes.client, *as_given(kind, X, Y))
+    assert len(set(rows.holders)) == 3
+    first, second, third = rows.holders
+    at_pass(
+        rows,
+        {
+            15: processes.killer(first),
+            30: processes.killer(second),
+            45: processes.add_worker,
+        },
+    )
+    found, messages = learn_and_listen(make(), rows)
+    assert_same_end(found, expected)
+    again = "sent" if kind == "sent" else "read"
+    assert messages[0] == f"The worker {first} was lost; its 1 of 3 shards are {again} again."
+    assert messages[1].startswith(f"The worker {second} was lost; its ")
+    joined = messages[2].removeprefix("The worker ").removesuffix(" has joined.")
+    assert len(messages) == 3
+    assert set(rows.holders) == {third, joined}
+
+
+@pytest.mark.slow
+def test_scheduler_lost_and_the_fit_resumed(processes: Processes, tmp_path: Path) -> None:
+    processes.add_worker()
+    X, Y, make_all = problem(120)
+
+    def make() -> gh.SparseCVIModel:
+        model = make_all()
+        gpflow.set_trainable(model.inducing_variable, False)  # with them there are several optima
+        return model
+
+    expected = gh.fit(make(), data=(X, Y), progress=False)
+    model = make()
+    rows = gh.distributed.shards(processes.client, X, Y)
+    at_pass(rows, {40: processes.scheduler.kill})
+    address = processes.client.scheduler.address
+    with pytest.raises(gh.ClusterError, match=f"The scheduler at {address} was lost"):
+        gh.fit(model, data=rows, progress=False)
+    # The last good state: q(u) belongs to the hyperparameters, and predicts.
+    assert not bool(model.sites.is_stale(model._hyperparameter_values()))
+    copy = make()
+    for mine, given in zip(copy.trainable_variables, model.trainable_variables, strict=True):
+        mine.assign(given)
+    copy.infer((X, Y))
+    np.testing.assert_allclose(model.predict_y(X[:9])[0], copy.predict_y(X[:9])[0], atol=1e-6)
+    path = tf.train.Checkpoint(model=model).write(str(tmp_path / "checkpoint"))
+    (tmp_path / "other").mkdir()
+    other, fresh = Processes(tmp_path / "other"), make()
+    try:
+        other.add_worker()
+        tf.train.Checkpoint(model=fresh).read(path).assert_consumed()
+        found = gh.fit(fresh, data=gh.distributed.shards(other.client, X, Y), progress=False)
+    finally:
+        other.close()
+    assert found.status == expected.status == "converged"
+    assert found.loss == pytest.approx(expected.loss, abs=1e-4)  # another way to the same optimum
+
+
+def package(folder: Path, text: str) -> Path:
+    """In the place of gpflow_hybrid."""
+    (folder / "gpflow_hybrid").mkdir(parents=True)
+    (folder / "gpflow_hybrid" / "__init__.py").write_text(text)
+    return folder
+
+
+@pytest.mark.slow
+def test_workers_that_cannot_take_part(processes: Processes, tmp_path: Path) -> None:
+    X, Y, make = problem(120)
+    with pytest.raises(gh.ClusterError, match="has no workers"):
+        gh.distributed.shards(processes.client, X, Y)
+    missing = package(tmp_path / "missing", "raise ModuleNotFoundError('no gpflow_hybrid')")
+    other = package(tmp_path / "other", "__version__ = '0.0.9'")
+    processes.add_worker()
+    expected = learn(make(), (X, Y))
+    rows = gh.distributed.shards(processes.client, X, Y)
+    joining = iter([missing, other])
+    at_pass(rows, dict.fromkeys((15, 30), lambda: processes.add_worker(next(joining))))
+    found, messages = learn_and_listen(make(), rows)
+    assert_same_end(found, expected)
+    assert len(messages) == 2
+    assert "is not used: ModuleNotFoundError: no gpflow_hybrid" in messages[0]
+    assert f"gpflow_hybrid 0.0.9 where this process has {gh.__version__}" in messages[1]
+    words = r"\(and 1 more\) cannot compute with this process: .*pip install gpflow-hybrid=="
+    with pytest.raises(gh.ClusterError, match=words):
+        gh.distributed.shards(processes.client, X, Y)

@@ -1,0 +1,134 @@
+"""Predictions at Dask arrays, and starts, folds and settings as jobs: the results of one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask.array as da
+import gpflow
+import numpy as np
+import pytest
+from distributed import Client
+
+import gpflow_hybrid as gh
+from gpflow_hybrid.distributed.jobs import run_jobs
+from tests.distributed.conftest import problem
+
+
+def dense(N: int = 40) -> gh.CVIModel:
+    X, Y, _ = problem(N)
+    kernel = gpflow.kernels.Matern52(lengthscales=np.ones(2))
+    return gh.CVIModel((X, Y), kernel, gh.likelihoods.ProbitBernoulli())
+
+
+def test_predictions_are_lazy_and_chunked(client: Client) -> None:
+    X, Y, make = problem(90)
+    model = make()
+    model.infer((X, Y))
+    blocks = (da.from_array(X, chunks=(40, 1)), da.from_array(Y, chunks=(25, 1)))
+    for name in ("predict_f", "predict_y"):
+        found = getattr(gh.distributed, name)(model, blocks[0])
+        assert [x.chunks for x in found] == [((40, 40, 10), (1,))] * 2
+        for x, y in zip(client.gather(client.compute(found)), getattr(model, name)(X), strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-9)
+    density = gh.distributed.predict_log_density(model, blocks)
+    assert density.shape == (90,)
+    expected = model.predict_log_density((X, Y))
+    np.testing.assert_allclose(client.compute(density).result(), expected, rtol=1e-9)
+
+
+def test_predictions_are_of_the_model_as_it_is(client: Client) -> None:
+    X, Y, make = problem(90)
+    model = make()
+    rows = gh.distributed.shards(client, X, Y)
+    model.training_loss(rows)
+    model.kernel.variance.assign(2.0)  # q(u) has to follow, which workers could not do
+    mean, _ = gh.distributed.predict_f(model, da.from_array(X, chunks=40))
+    expected = model.predict_f(X)[0]
+    model.kernel.variance.assign(3.0)
+    np.testing.assert_allclose(client.compute(mean).result(), expected, rtol=1e-9)
+
+
+def test_arrays_in_memory_are_refused() -> None:
+    X, Y, make = problem(90)
+    with pytest.raises(gh.InvalidDataError, match="Xnew must be a Dask array .*found ndarray"):
+        gh.distributed.predict_f(make(), X)
+    with pytest.raises(gh.InvalidDataError, match="Y must be a Dask array .*found ndarray"):
+        gh.distributed.predict_log_density(make(), (da.from_array(X), Y))
+
+
+def test_starts_of_a_fit(client: Client) -> None:
+    here, there = dense(), dense()
+    expected = gh.fit(here, num_starts=3, max_iterations=30, progress=False)
+    found = gh.fit(there, num_starts=3, max_iterations=30, progress=False, client=client)
+    assert found.status == expected.status
+    # Where an E-step starts depends on what was run before it here: to its tolerance.
+    np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-5)
+    assert found.loss == pytest.approx(expected.loss, rel=1e-6)
+    assert found.num_evaluations == pytest.approx(expected.num_evaluations, rel=0.2)
+
+
+def test_starts_of_a_sparse_fit_and_shards_are_not_both(client: Client) -> None:
+    X, Y, make = problem(60)
+    here, there = make(), make()
+    for model in (here, there):
+        gpflow.set_trainable(model.inducing_variable, False)
+    options: dict[str, Any] = {"num_starts": 2, "max_iterations": 10, "progress": False}
+    expected = gh.fit(here, data=(X, Y), **options)
+    found = gh.fit(there, data=(X, Y), client=client, **options)
+    np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-5)
+    rows = gh.distributed.shards(client, X, Y)
+    with pytest.raises(gh.InvalidDataError, match="client must be left out where data are on"):
+        gh.fit(there, data=rows, client=client)
+
+
+def test_settings_of_annealing(client: Client) -> None:
+    model = dense()
+    settings = gh.evidence.grid(
+        {".kernel.lengthscales": [np.full(2, 0.7), np.full(2, 1.5)], ".kernel.variance": [1.0, 4.0]}
+    )
+    options: dict[str, Any] = {"num_chains": 4, "num_temperatures": 20, "progress": False}
+    expected = gh.annealed_importance_sampling(model, hyperparameters=settings, **options)
+    found = gh.annealed_importance_sampling(
+        model, hyperparameters=settings, client=client, **options
+    )
+    np.testing.assert_allclose(found.log_weights, expected.log_weights, rtol=1e-9)
+    np.testing.assert_allclose(found.samples, expected.samples, rtol=1e-6, atol=1e-8)
+
+
+def test_folds_of_a_comparison(client: Client) -> None:
+    X, Y, make = problem(60)
+    options: dict[str, Any] = {"data": (X, Y), "num_folds": 2, "max_iterations": 5}
+    expected = gh.compare_objectives(make(), **options)
+    found = gh.compare_objectives(make(), client=client, **options)
+    for x, y in zip(found.fits, expected.fits, strict=True):
+        np.testing.assert_allclose(x.log_densities, y.log_densities, rtol=1e-9)
+        assert x.elbo == pytest.approx(y.elbo, rel=1e-9)
+        assert x.num_evaluations == y.num_evaluations
+        np.testing.assert_allclose(x.model.predict_y(X)[0], y.model.predict_y(X)[0], rtol=1e-9)
+
+
+@pytest.mark.slow
+def test_settings_of_compared_evidence(client: Client) -> None:
+    model = dense()
+    settings = gh.evidence.grid({".kernel.variance": [1.0, 4.0]})
+    options: dict[str, Any] = {"annealing": {"num_chains": 4, "num_temperatures": 20}}
+    expected = gh.compare_evidence(model, hyperparameters=settings, **options)
+    found = gh.compare_evidence(model, hyperparameters=settings, client=client, **options)
+    for x, y in zip(found, expected, strict=True):
+        assert x.as_dict().keys() == y.as_dict().keys()
+        np.testing.assert_allclose(
+            list(x.as_dict().values()), list(y.as_dict().values()), rtol=1e-9
+        )
+    model.kernel.variance.assign(4.0)
+    alone = gh.compare_evidence(model, **options)
+    assert alone["elbo"].value == pytest.approx(expected[1]["elbo"].value, rel=1e-9)
+
+
+def refuse(common: str, job: int) -> None:
+    raise gh.InvalidDataError(f"{common} {job}")
+
+
+def test_what_a_job_raises_is_raised_here(client: Client) -> None:
+    with pytest.raises(gh.InvalidDataError, match="not this 1"):
+        run_jobs(client, "refuse", refuse, "not this", [1, 2])

@@ -1,0 +1,195 @@
+"""The training loss on arrays is the training loss: value, gradient, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gpflow
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+from gpflow.utilities import set_trainable
+
+import gpflow_hybrid as gh
+from gpflow_hybrid.array_parameters import transform_of
+from gpflow_hybrid.priors.stationary import StationaryMatrix, is_known, matrices
+from gpflow_hybrid.training.coordinates import Coordinates
+
+RNG = np.random.default_rng(0)
+X = np.vstack([RNG.normal(size=(29, 3)), np.zeros((1, 3))])
+X[28] = X[27]  # a distance of zero
+LABELS = (X[:, :1] + 0.3 * RNG.normal(size=(30, 1)) > 0.0).astype(float)
+REAL = np.sin(2.0 * X[:, :1]) + 0.1 * RNG.normal(size=(30, 1))
+K = gpflow.kernels
+KERNELS = {
+    "matern12": lambda: K.Matern12(1.3, 0.7),
+    "matern32": lambda: K.Matern32(1.3, 0.7),
+    "matern52": lambda: K.Matern52(1.3, 0.7),
+    "exponential": lambda: K.Exponential(1.3, 0.7),
+    "rbf": lambda: K.SquaredExponential(1.3, 0.7),
+    "ard": lambda: K.Matern52(1.3, [0.7, 1.5, 3.0]),
+    "rough_ard": lambda: K.Matern12(1.3, [0.7, 1.5, 3.0]),
+    "columns": lambda: K.Matern32(1.3, 0.7, active_dims=[2, 0]),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_matrices_and_adjoints_are_gpflows(name: str) -> None:
+    kernel = KERNELS[name]()
+    matrix = StationaryMatrix(kernel, X)
+    values = [p.numpy() for p in matrix.parameters]
+    np.testing.assert_allclose(matrix.evaluate(*values), kernel(X), rtol=1e-9, atol=1e-9)
+    K_bar = np.random.default_rng(1).normal(size=(30, 30))
+    K_bar = K_bar + K_bar.T
+    constrained = [tf.constant(v) for v in values]
+    with tf.GradientTape() as tape:
+        tape.watch(constrained)
+        copy = type(kernel)(*constrained, active_dims=kernel.active_dims)
+        copy.variance, copy.lengthscales = constrained
+        loss = tf.reduce_sum(K_bar * copy(X))
+    expected = tape.gradient(loss, constrained)
+    for found, gradient in zip(matrix.pull_back(*values, K_bar), expected, strict=True):
+        np.testing.assert_allclose(found, gradient, rtol=1e-8, atol=1e-8)
+    np.testing.assert_array_equal(matrices(kernel, X)[0], matrix.evaluate(*values))
+
+
+def test_subclasses_and_other_kernels_are_not_known() -> None:
+    class Own(K.Matern52):
+        def K_r(self, r: Any) -> Any:
+            return 2.0 * super().K_r(r)
+
+    assert not is_known(Own())
+    assert not is_known(K.Matern52() + K.White())
+    assert matrices(K.Linear(), X) is None
+
+
+@pytest.mark.parametrize(
+    "bijector",
+    [
+        None,
+        tfp.bijectors.Exp(),
+        tfp.bijectors.Softplus(),
+        tfp.bijectors.Softplus(low=np.float64(0.3)),
+        gpflow.utilities.positive(lower=1e-3),
+    ],
+)
+def test_transforms_are_those_of_parameters(bijector: Any) -> None:
+    parameter = gpflow.Parameter(np.array([0.5, 2.0]), transform=bijector)
+    transform = transform_of(parameter)
+    assert transform is not None
+    u = parameter.unconstrained_variable
+    with tf.GradientTape() as tape:
+        value = tf.convert_to_tensor(parameter)
+    found = transform(u.numpy())
+    np.testing.assert_allclose(found[0], value, rtol=1e-12)
+    np.testing.assert_allclose(found[1], tape.gradient(value, u), rtol=1e-12)
+
+
+def test_another_transform_is_not_known() -> None:
+    assert transform_of(gpflow.Parameter(0.5, transform=tfp.bijectors.Sigmoid())) is None
+
+
+L = gpflow.likelihoods
+MODELS = {
+    "probit": lambda: gh.CVIModel((X, LABELS), K.Matern52(), gh.likelihoods.ProbitBernoulli()),
+    "elbo": lambda: gh.CVIModel(
+        (X, LABELS), K.Matern52(), gh.likelihoods.ProbitBernoulli(), objective="elbo"
+    ),
+    "gaussian": lambda: gh.CVIModel((X, REAL), K.Matern52(1.0, np.ones(3)), L.Gaussian(0.1)),
+    "student": lambda: gh.CVIModel((X, REAL), K.Matern52(), L.StudentT(0.3)),
+    "gamma": lambda: gh.CVIModel(
+        (X, np.exp(REAL)), K.Matern52(), L.Gamma(), gpflow.functions.Constant(np.array([0.2]))
+    ),
+    "heteroskedastic": lambda: gh.CVIModel(
+        (X, REAL),
+        K.SeparateIndependent([K.Matern52(), K.RBF()]),
+        L.HeteroskedasticTFPConditional(),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_loss_and_its_gradient_are_the_models(name: str) -> None:
+    model = MODELS[name]()
+    loss = model.loss_on_arrays()
+    assert loss is not None
+    variables = model.trainable_variables
+    scipy = gpflow.optimizers.Scipy
+    for shift in (0.0, 0.3):
+        x = scipy.pack_tensors(variables).numpy() + shift
+        scipy.assign_tensors(variables, scipy.unpack_tensors(variables, tf.constant(x)))
+        with tf.GradientTape() as tape:
+            expected = model.training_loss()
+        gradient = scipy.pack_tensors(tape.gradient(expected, variables)).numpy()
+        value, found = loss(x)
+        # Inference ends at a residual of 1e-9; the gradient feels it to first order.
+        np.testing.assert_allclose(value, float(expected), rtol=1e-9, atol=1e-8)
+        np.testing.assert_allclose(found, gradient, rtol=1e-6, atol=1e-6)
+
+
+def test_what_is_held_is_no_coordinate() -> None:
+    model = MODELS["probit"]()
+    set_trainable(model.kernel.variance, False)
+    value, gradient = model.loss_on_arrays()(np.array([0.7]))
+    assert gradient.shape == (1,)
+    model.kernel.lengthscales.unconstrained_variable.assign(0.7)
+    np.testing.assert_allclose(value, float(model.training_loss()), rtol=1e-9)
+
+
+def test_parts_that_are_not_known_leave_it_to_the_graph() -> None:
+    assert gh.CVIModel((X, LABELS), K.Linear(), L.Bernoulli()).loss_on_arrays() is None
+    with_prior = MODELS["probit"]()
+    with_prior.kernel.variance.prior = tfp.distributions.Gamma(np.float64(2.0), np.float64(1.0))
+    assert with_prior.loss_on_arrays() is None
+    mean = gpflow.functions.Linear(np.ones((3, 1)))
+    assert gh.CVIModel((X, LABELS), K.RBF(), L.Bernoulli(), mean).loss_on_arrays() is None
+    variables = tuple(tf.Variable(d) for d in (X, LABELS))
+    assert gh.CVIModel(variables, K.RBF(), L.Bernoulli()).loss_on_arrays() is None
+
+    class Own(gh.CVIModel):
+        pass
+
+    assert Own((X, LABELS), K.RBF(), L.Bernoulli()).loss_on_arrays() is None
+    with gh.linear_algebra("tensorflow"):
+        assert MODELS["probit"]().loss_on_arrays() is None
+
+
+def test_improper_parameters_are_refused_at_first_and_penalised_later() -> None:
+    model = MODELS["probit"]()
+    loss = model.loss_on_arrays()
+    with pytest.raises(gh.NonFiniteError, match="zero or not finite"):
+        loss(np.array([-1e4, 1.0]))
+    first, _ = loss(np.array([1.0, 1.0]))
+    penalty, gradient = loss(np.array([-1e4, 1.0]))
+    assert penalty > 100.0 * first
+    np.testing.assert_array_equal(gradient, 0.0)
+    np.testing.assert_allclose(loss(np.array([1.0, 1.0]))[0], first, rtol=1e-9)
+
+
+def test_fits_on_arrays_and_in_a_graph_end_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = gh.fit(MODELS["probit"]())
+    logarithms = gh.fit(MODELS["probit"](), log_scale=True)
+    monkeypatch.setattr(gh.CollapsedModel, "loss_on_arrays", lambda self: None)
+    graph = gh.fit(MODELS["probit"]())
+    graph_logarithms = gh.fit(MODELS["probit"](), log_scale=True)
+    np.testing.assert_allclose(ours.loss, graph.loss, atol=1e-7)
+    np.testing.assert_allclose(graph_logarithms.loss, logarithms.loss, atol=1e-6)
+    # The tolerance of 1e-2 nats on the gradient is far below 1e-3 nats of the value.
+    np.testing.assert_allclose(logarithms.loss, ours.loss, atol=1e-3)
+    assert logarithms.converged
+    assert graph_logarithms.num_evaluations <= graph.num_evaluations
+
+
+def test_coordinates_go_forth_and_back() -> None:
+    mask = np.array([True, True, True, False])
+    coordinates = Coordinates(mask)
+    u = np.array([-30.0, 0.4, 50.0, -2.0])
+    t = coordinates.inward(u)
+    np.testing.assert_allclose(t[:3], np.log(np.logaddexp(0.0, u[:3])), rtol=1e-12)
+    np.testing.assert_allclose(coordinates.outward(t), u, rtol=1e-10)
+    step = 1e-6
+    numeric = (coordinates.outward(t + step) - coordinates.outward(t - step)) / (2 * step)
+    np.testing.assert_allclose(coordinates.slope(t), numeric, rtol=1e-7)
+    assert Coordinates().bounds(t) is None
+    assert coordinates.bounds(t)[3] == (-np.inf, np.inf)
