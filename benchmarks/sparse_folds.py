@@ -34,7 +34,7 @@ from .peers.sparse_gpflow import kernel_for
 from .peers.stopping import TOLERANCE
 from .sparse import RESULTS, append
 
-NUM_INDUCING = {"magic": (50, 100, 200), "banana": (10, 20, 50), "usps": (50, 100, 200)}
+NUM_INDUCING = {"magic": (20, 50, 100), "banana": (10, 20, 50), "usps": (50, 100, 200)}
 OBJECTIVES: tuple[Literal["elbo", "ep_like"], ...] = ("elbo", "ep_like")
 MAX_ITERATIONS = 100
 
