@@ -29,7 +29,8 @@ Gradients = Callable[[], list[tf.Tensor]]
 class CollapsedModel(InferredModel):
     """A site model whose training loss is a function of the hyperparameters alone.
 
-    It moves λ to the fixed point ``λ*(θ)`` of its method of inference, starting where it is, and returns
+    It moves λ to the fixed point ``λ*(θ)`` of its method of inference, starting where it is if the likelihood is
+    log-concave, else at sites that likelihood and data suggest, and returns
     the method's learning objective there with the exact total gradient. λ follows the hyperparameters
     from then on; :meth:`infer` or an assignment to ``model.sites`` make it the user's own again.
     """
@@ -39,7 +40,7 @@ class CollapsedModel(InferredModel):
     def maximum_log_likelihood_objective(self) -> tf.Tensor:
         """The learning objective at ``λ*(θ)``, with its exact total gradient.
 
-        λ moves to ``λ*`` for the present hyperparameters first, starting where it is.
+        λ moves to ``λ*`` for the present hyperparameters first.
         """
         refuse_forked()
         variables: list[tf.Variable] = []

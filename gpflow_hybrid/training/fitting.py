@@ -61,7 +61,8 @@ def fit(
         ``SVGP``).
     :param data: ``(X, Y)`` or a ``tf.data.Dataset``, all of it, for a model that has none of its own.
     :param start: ``"data"`` begins with lengthscales of the size of the distances between inputs, and
-        variances of one; by default with the model's present parameters.
+        variances of one, or of that of Y where the likelihood is a noise around f; by default with the
+        model's present parameters.
     :param num_starts: the first as above; others with positive parameters of kernel and likelihood
         multiplied by ``exp N(0, 1)``.
     :param max_iterations: of L-BFGS, for every start.
