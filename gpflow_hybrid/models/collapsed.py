@@ -29,10 +29,10 @@ Gradients = Callable[[], list[tf.Tensor]]
 class CollapsedModel(InferredModel):
     """A site model whose training loss is a function of the hyperparameters alone.
 
-    It moves λ to the fixed point ``λ*(θ)`` of its method of inference, starting where it is if the likelihood is
-    log-concave, else at sites that likelihood and data suggest, and returns
-    the method's learning objective there with the exact total gradient. λ follows the hyperparameters
-    from then on; :meth:`infer` or an assignment to ``model.sites`` make it the user's own again.
+    It moves λ to the fixed point ``λ*(θ)`` of its method of inference, starting where it is if the
+    likelihood is log-concave, else at sites that likelihood and data suggest, and returns the method's
+    learning objective there with the exact total gradient. λ follows the hyperparameters from then on;
+    :meth:`infer` or an assignment to ``model.sites`` make it the user's own again.
     """
 
     @inherit_check_shapes
