@@ -125,6 +125,11 @@ def compare_objectives(
         power_of(objective)
     if len(set(objectives)) != len(objectives) or not objectives:
         raise InvalidDataError(f"objectives must be distinct and not empty; found {objectives!r}.")
+    if integrate and client is not None:
+        raise InvalidDataError(
+            "integrate must be False where a client is given; found True. A posterior over hyperparameters "
+            "has compiled functions, which do not travel: leave client out, or integrate afterwards."
+        )
     X, Y = _data_of(model, data)
     if not isinstance(num_folds, int) or not 2 <= num_folds <= len(X):
         raise InvalidDataError(

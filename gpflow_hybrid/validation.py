@@ -198,8 +198,8 @@ def require_finite(what: str, *tensors: Any) -> None:
     for tensor in tensors:
         finite = np.isfinite(tensor)
         if not finite.all():
-            row = int(np.argwhere(~finite)[0][0]) if finite.ndim else 0
+            where = f", first at row {int(np.argwhere(~finite)[0][0])}" if finite.ndim else ""
             raise NonFiniteError(
-                f"{what} is not finite, first at row {row}: a number has overflowed. Rescale the data, or "
-                "use a smaller kernel variance."
+                f"{what} is not finite{where}: a number has overflowed. Rescale the data, or use a smaller "
+                "kernel variance."
             )

@@ -157,3 +157,12 @@ def test_hyperparameters_integrated_beside_the_optimum():
         comparison
     )
     assert "with integrated hyperparameters" in str(comparison)
+
+
+def test_integration_does_not_travel_to_a_cluster() -> None:
+    X, Y = gh.datasets.load("sonar")
+    model = gh.CVIModel((X[:20], Y[:20]), gpflow.kernels.RBF(), gh.likelihoods.ProbitBernoulli())
+    with pytest.raises(
+        gh.InvalidDataError, match="integrate must be False where a client is given"
+    ):
+        gh.compare_objectives(model, integrate=True, client=object())

@@ -40,7 +40,7 @@ class Holding:
         self.name = uuid.uuid4().hex[:8]
         self.sources = list(sources)
         self.events: list[ClusterEvent] = []
-        self.failure: ClusterError | None = None
+        self.failure: GPflowHybridError | None = None
         self.futures: list[Any] = [None] * len(sources)
         self.places: list[str | None] = [None] * len(sources)
         """The worker that each was given to; None where that is Dask's choice."""
@@ -98,11 +98,15 @@ class Holding:
         from distributed import CancelledError, KilledWorker
         from distributed.comm.core import CommClosedError
 
+        self.failure = None
         for left in reversed(range(MAX_ATTEMPTS)):
             try:
                 if time.monotonic() - self._looked > LOOK_SECONDS:
                     self._look()
                 return attempt()
+            except GPflowHybridError as error:
+                self.failure = error  # what TensorFlow makes of it inside a graph has other words
+                raise
             except (
                 CancelledError,
                 KilledWorker,
@@ -111,15 +115,14 @@ class Holding:
                 OSError,
                 RuntimeError,
             ) as error:
-                if isinstance(error, GPflowHybridError):
-                    raise
                 self._require_scheduler(error)
                 if left == 0:
-                    raise ClusterError(
+                    self.failure = ClusterError(
                         f"A sum over the rows was lost {MAX_ATTEMPTS} times, at last by "
                         f"{type(error).__name__}: {error}. See the logs of the workers; one that runs "
                         "out of memory is killed: raise num_shards, or give workers more."
-                    ) from error
+                    )
+                    raise self.failure from error
                 self._look()
         raise AssertionError
 

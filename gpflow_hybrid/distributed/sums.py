@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from ..inference.row_sums import (
     ObjectiveSums,
     RowSums,
     SiteSummary,
+    summarised,
 )
 from ..priors.inducing import InducingPrior
 from ..rows import ModelParts
@@ -107,15 +107,6 @@ class ClusterSums(RowSums):
 
     def pull_back(self, q: InducingPosterior, w: Pair | None) -> GradientSums:
         return total(self._ask("gradient", "pull_back", q, w))
-
-
-def summarised(found: Sequence[SiteSummary]) -> SiteSummary:
-    """Of all data from that of parts."""
-    return SiteSummary(
-        min(x.smallest_cavity for x in found),
-        sum(x.num_negative for x in found),
-        max(x.inner_error for x in found),
-    )
 
 
 def _token() -> str:

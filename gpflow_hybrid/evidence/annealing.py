@@ -72,7 +72,8 @@ def annealed_importance_sampling(
     :param effort: sweeps up to so many times those of all settings with T temperatures may be made. What
         is more than one is spent on settings whose effective sample size is too low: they anneal again,
         from other random numbers, with at least twice as many temperatures, which are laid so that each
-        step takes the same part of the effective sample size, as far as the weights of before tell.
+        step takes the same part of the effective sample size, as far as the weights of before tell. Which
+        weights are kept then depends on them: the mean is unbiased without that choice only.
     :param power: exponent of the schedule; 3 from the posterior, 4 from the prior.
     :param block_size: a sweep moves all the data at once, then blocks of so many data given the
         rest; 0 for the first move alone. 8 from the posterior; 0 from the prior, as in the paper.

@@ -7,7 +7,7 @@ With ``T = C⁻¹A`` of a block, ``P = C Cᵀ`` the precision of q(w), the margi
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -185,12 +185,7 @@ class RowSums:
 
     def sites(self, q: InducingPosterior) -> SiteSummary:
         """Of the sites that q says of every datum."""
-        found = [self._sites(b, q) for b in self._blocks()]
-        return SiteSummary(
-            min(x.smallest_cavity for x in found),
-            sum(x.num_negative for x in found),
-            max(x.inner_error for x in found),
-        )
+        return summarised([self._sites(b, q) for b in self._blocks()])
 
     @staticmethod
     def _sites(block: Block, q: InducingPosterior) -> SiteSummary:
@@ -289,3 +284,12 @@ class RowSums:
 
 def _expected_log_sites(at: Moments) -> float:
     return float(np.sum(expected_log_site(at.m, at.v, *at.sites)))
+
+
+def summarised(found: Sequence[SiteSummary]) -> SiteSummary:
+    """Of all data from that of parts."""
+    return SiteSummary(
+        min(x.smallest_cavity for x in found),
+        sum(x.num_negative for x in found),
+        max(x.inner_error for x in found),
+    )

@@ -82,7 +82,11 @@ def prepare(model: GPModel, data: Any, given: Priors) -> Problem:
 
 def _mark(model: GPModel, coordinates: tuple[Coordinate, ...], X: Array, Y: Array) -> str:
     shapes = [(c.path, tuple(c.shape)) for c in coordinates]
-    text = repr((type(model).__name__, shapes, X.shape, Y.shape)).encode()
+    parts = (model.kernel, model.likelihood, model.mean_function)
+    kinds = [type(m).__name__ for part in parts for m in (part, *part.submodules)]
+    objective = str(getattr(model, "objective", ""))
+    kind = (type(model).__name__, objective, kinds, shapes, X.shape, Y.shape)
+    text = repr(kind).encode()
     return hashlib.sha256(
         text + np.ascontiguousarray(X).data + np.ascontiguousarray(Y).data
     ).hexdigest()

@@ -21,7 +21,7 @@ from .problems import prepare
 from .results import ChainReport, HyperparameterPosterior
 from .target import Node
 
-FORMAT = 1
+FORMAT = 2
 
 WORDS = (
     "method",

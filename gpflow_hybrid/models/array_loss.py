@@ -125,17 +125,23 @@ class ArrayLoss:
             K_bars, mean_bar = found.prior_adjoint()
         finally:
             prior.close()
-        self._sites, self._begun = solution.sites, True
         bars: dict[int, Any] = {}
         for matrix, v, K_bar in zip(self._matrices, at, K_bars, strict=True):
             for p, bar in zip(matrix.parameters, matrix.pull_back(v[0], v[1], K_bar), strict=True):
                 bars[id(p)] = bars.get(id(p), 0.0) + bar
         for p in self._constants:
-            bars[id(p)] = _summed(mean_bar, np.shape(values[id(p)][0]))
+            bar = _summed(mean_bar, np.shape(values[id(p)][0]))
+            bars[id(p)] = bars.get(id(p), 0.0) + bar
         sizes = [np.size(values[id(p)][0]) for p in self._own]
         for p, bar in zip(self._own, np.split(own, np.cumsum(sizes)[:-1]), strict=bool(sizes)):
-            bars[id(p)] = bar.reshape(np.shape(values[id(p)][0]))
-        return -float(found.value), -self._parameters.gradient(values, bars)
+            bars[id(p)] = bars.get(id(p), 0.0) + bar.reshape(np.shape(values[id(p)][0]))
+        gradient = -self._parameters.gradient(values, bars)
+        if not np.isfinite(gradient).all():  # an optimiser that is handed NaN goes there
+            if not self._begun:
+                raise NonFiniteError(COULD_NOT_START)
+            return self._highest(), np.zeros(self._parameters.size)
+        self._sites, self._begun = solution.sites, True
+        return -float(found.value), gradient
 
     def leave_sites(self) -> None:
         """Let the model's own inference start from the sites found last."""

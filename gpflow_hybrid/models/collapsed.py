@@ -105,7 +105,9 @@ class CollapsedModel(InferredModel):
                 usable = usable & tf.reduce_all(tf.math.is_finite(g))
 
         def used() -> list[tf.Tensor]:
-            require_finite("A derivative of the training loss", *gradients())
+            if tf.executing_eagerly() and usable:
+                sums = [tf.reduce_sum(g) for g in gradients()]
+                require_finite("A derivative of the training loss", *sums)
             return [tf.where(usable, g, tf.zeros_like(g)) for g in gradients()]
 
         value = tf.where(usable, found.value, self._lowest())

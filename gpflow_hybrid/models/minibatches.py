@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,10 @@ from ..inference.collapsing import Remarks
 from ..inference.inducing import InducingPosterior, Pair, SummedSites
 from ..inference.options import MINIBATCH
 from ..inference.row_sums import RowSums
+from ..linalg.products import solve_lower
 from ..objectives import power_of
 from ..priors.inducing import InducingPrior
+from ..priors.protocol import Array
 from ..rows import DataRows
 from ..validation import check_step
 from .sparse_objectives import SparseObjectives
@@ -30,7 +33,8 @@ class MinibatchModel(SparseObjectives):
     The estimate of the objective on B of N rows, ``(N/B) Σ φ − KL``, and its gradient are taken at a q(u)
     that has not seen the batch; then q(u) takes a step on it. Unless the objective is the ELBO, which is
     stationary in q(u), the total gradient needs ``w = (∂G/∂x)ᵀw + ∂L/∂x``, which follows by steps of
-    the same size. Both are forgotten when q(u) is inferred from all data, or reset.
+    the same size. Both are forgotten when q(u) is inferred from all data, or reset. The estimate is
+    unbiased where every datum has a cavity; that of a batch with one that has none is the ELBO's.
 
     Sites are of ``L⁻¹u``. Where θ has moved since the last step they are first made to say of u what they
     did: data say much the same of u at other hyperparameters, and a q(u) that lags behind θ holds it back.
@@ -51,11 +55,13 @@ class MinibatchModel(SparseObjectives):
                 "inside, model.training_loss(batch) takes a step."
             )
         rows = self._rows_to_learn(batch)
-        q, scale = self._q(), self._scale(rows)
+        prior = self._prior()
+        sums, scale = self._sums(rows, power_of(self.objective), prior), self._scale(rows)
         with np.errstate(all="ignore"):
-            found = self._sums(rows, power_of(self.objective)).expectations(q)
+            q = self._q_at(prior)
+            found = sums.expectations(q)
         step = self._automatic_lr(1.0 / scale) if lr is None else float(check_step(lr))
-        self._move(q, _scaled(found.target, scale), step)
+        self._move(q, _scaled(found.target, scale), step, prior)
 
     def _automatic_lr(self, part: float) -> float:
         """``ρ_t = 0.7 √(B/N) (1 + t/50)^−0.75``, and one for all data: ``Σρ = ∞`` and ``Σρ² < ∞``.
@@ -79,7 +85,7 @@ class MinibatchModel(SparseObjectives):
         q: InducingPosterior,
         target: SummedSites,
         lr: float,
-        prior: InducingPrior | None = None,
+        prior: InducingPrior,
     ) -> None:
         if not all(np.isfinite(x).all() for x in target):
             raise NonFiniteError(
@@ -92,9 +98,8 @@ class MinibatchModel(SparseObjectives):
             if InducingPosterior(new).is_valid:
                 self.sites.assign(self._as_site_values(new))
                 self.sites.num_steps.assign_add(1)
-                if prior is not None:
-                    self._inferred_from.factors = prior.chol
-                    self._inferred_from.lambda_2 = new.lambda_2
+                self._inferred_from.factors = prior.chol
+                self._inferred_from.lambda_2 = new.lambda_2
                 return
             lr *= 0.5
         raise InvalidPosteriorError(
@@ -134,10 +139,12 @@ class MinibatchModel(SparseObjectives):
         """``w ← (1 − ρ) w + ρ (N/B) (∂L/∂x + (∂G/∂x)ᵀ w)`` of the batch.
 
         They are kept as weights of the sites themselves, which are the same at every q; in units of q they
-        would not be, as it moves.
+        would not be, as it moves. Where the sites were rewritten for another factor, so are they.
         """
         weights = self.sites.weights
         kept = Pair.of_flat(weights.numpy(), len(q.h))
+        if not np.array_equal(q.sites.lambda_2, self._present_sites().lambda_2):
+            kept = weights_at_other_factors(kept, self._inferred_from.factors, sums.prior.chol)
         w = q.weights_in_units(kept)
         product = sums.transpose_product(q, w)
         new = Pair(
@@ -151,3 +158,11 @@ class MinibatchModel(SparseObjectives):
 
 def _scaled(sites: SummedSites, scale: float) -> SummedSites:
     return SummedSites(*(scale * x for x in sites))
+
+
+def weights_at_other_factors(w: Pair, old: Sequence[Array], new: Sequence[Array]) -> Pair:
+    """Weights of sites that were rewritten by ``T = L₀⁻¹L``, so that the weighted sums are the same:
+    ``a ← T⁻¹a`` and ``B ← T⁻¹BT⁻ᵀ``."""
+    S = np.stack([solve_lower(L, L0) for L0, L in zip(old, new, strict=True)])
+    S = np.broadcast_to(S, w.B.shape)
+    return Pair(np.einsum("lij,lj->li", S, w.a), S @ w.B @ np.swapaxes(S, 1, 2))

@@ -58,7 +58,9 @@ class PredictiveModel(GPModel):
         if full_cov and Xnew.shape[-2] is not None:
             check_covariance(Xnew.shape[-2], self.num_latent_gps, Xnew.dtype.size)
         if full_cov or full_output_cov:
-            return self._predict_f(Xnew, full_cov, full_output_cov)
+            found = self._predict_f(Xnew, full_cov, full_output_cov)
+            require_finite("The prediction of f", *found)
+            return found
 
         def of_rows(X: tf.Tensor) -> MeanAndVariance:
             return self._predict_f(X, False, False)

@@ -14,6 +14,7 @@ from gpflow.kernels import Kernel
 from gpflow.likelihoods import Likelihood
 
 from ..errors import InvalidDataError
+from ..likelihoods.densities import density_of
 
 KERNELS: dict[str, Any] = {
     "matern12": gpflow.kernels.Matern12,
@@ -78,12 +79,9 @@ def make_likelihood(likelihood: Any) -> Likelihood:
 
 def is_noise_around_f(likelihood: Likelihood) -> bool:
     """Whether y is f with a noise: shifting and scaling y is then shifting and scaling f."""
-    kinds = (
-        gpflow.likelihoods.Gaussian,
-        gpflow.likelihoods.StudentT,
-        gpflow.likelihoods.HeteroskedasticTFPConditional,
-    )
-    return isinstance(likelihood, kinds)
+    if isinstance(likelihood, gpflow.likelihoods.HeteroskedasticTFPConditional):
+        return density_of(likelihood) is not None  # a normal around the first latent
+    return isinstance(likelihood, (gpflow.likelihoods.Gaussian, gpflow.likelihoods.StudentT))
 
 
 def has_log_link(likelihood: Likelihood) -> bool:

@@ -91,7 +91,18 @@ def test_another_transform_is_not_known() -> None:
 
 
 L = gpflow.likelihoods
+
+
+def tied() -> gh.CVIModel:
+    """One parameter in kernel and likelihood."""
+    likelihood = L.Gaussian(0.4)
+    kernel = K.Matern52()
+    kernel.variance = likelihood.variance
+    return gh.CVIModel((X, REAL), kernel, likelihood)
+
+
 MODELS = {
+    "tied": tied,
     "probit": lambda: gh.CVIModel((X, LABELS), K.Matern52(), gh.likelihoods.ProbitBernoulli()),
     "elbo": lambda: gh.CVIModel(
         (X, LABELS), K.Matern52(), gh.likelihoods.ProbitBernoulli(), objective="elbo"
@@ -193,3 +204,19 @@ def test_coordinates_go_forth_and_back() -> None:
     np.testing.assert_allclose(coordinates.slope(t), numeric, rtol=1e-7)
     assert Coordinates().bounds(t) is None
     assert coordinates.bounds(t)[3] == (-np.inf, np.inf)
+
+
+def test_a_derivative_that_is_not_finite_is_not_handed_on() -> None:
+    model = gh.CVIModel((X, LABELS), K.SquaredExponential(), gh.likelihoods.ProbitBernoulli())
+    model.kernel.lengthscales = gpflow.Parameter(1.0, transform=tfp.bijectors.Exp())
+    loss = model.loss_on_arrays()
+    assert loss is not None
+    x = gpflow.optimizers.Scipy.pack_tensors(model.trainable_variables).numpy()
+    value, _ = loss(x)
+    place = [
+        v is model.kernel.lengthscales.unconstrained_variable for v in model.trainable_variables
+    ]
+    x[place.index(True)] = -350.0  # (x − x')²/ℓ² has overflowed
+    penalty, gradient = loss(x)
+    assert penalty > value
+    np.testing.assert_array_equal(gradient, 0.0)

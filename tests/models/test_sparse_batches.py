@@ -15,6 +15,7 @@ import tf_keras
 import gpflow_hybrid as gh
 from gpflow_hybrid import ConvergenceWarning, InvalidDataError
 from gpflow_hybrid.inference.inducing import InducingPosterior, Pair, SummedSites
+from gpflow_hybrid.models.minibatches import weights_at_other_factors
 from gpflow_hybrid.rows import rows_of
 from tests.sparse_cases import sparse_problem
 
@@ -32,6 +33,17 @@ def stream(*data: Any) -> tf.data.Dataset:
 
 
 # Weights of the total gradient
+
+
+def test_weights_follow_sites_to_other_factors() -> None:
+    rng = np.random.default_rng(1)
+    old, new = (
+        [np.tril(rng.normal(size=(4, 4))) + 4.0 * np.eye(4) for _ in range(2)] for _ in range(2)
+    )
+    w, step = (Pair(rng.normal(size=(2, 4)), rng.normal(size=(2, 4, 4))) for _ in range(2))
+    moved = SummedSites(*step).at_other_factors(old, new)
+    found = weights_at_other_factors(w, old, new).flat() @ Pair(*moved).flat()
+    np.testing.assert_allclose(found, w.flat() @ step.flat(), rtol=1e-10)
 
 
 def test_weights_of_sites_are_the_same_at_every_q() -> None:
