@@ -1,10 +1,10 @@
 """The marginal likelihood by sampling: a gold standard for every approximation of it."""
 
 from .annealing import annealed_importance_sampling
-from .comparison import EvidenceComparison, EvidenceEstimate
 from .estimates import compare_evidence
 from .results import AnnealingResult
 from .settings import grid
+from .table import EvidenceComparison, EvidenceEstimate
 
 __all__ = [
     "AnnealingResult",

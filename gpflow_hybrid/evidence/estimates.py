@@ -18,10 +18,10 @@ from ..inference.reports import InferenceResult
 from ..models import CVIModel, EPModel, LaplaceModel
 from ..objectives import check_power
 from .annealing import annealed_importance_sampling
-from .comparison import EvidenceComparison, EvidenceEstimate
 from .plans import Plan, make_plan
 from .results import TRUSTED
 from .settings import Setting, Settings
+from .table import EvidenceComparison, EvidenceEstimate
 
 DESCRIPTIONS = {
     "elbo": "a lower bound; loose where the posterior is skewed",

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InvalidDataError
-from .priors import Prior
+from .priors import ParameterPrior
 from .target import Target
 
 Array = npt.NDArray[np.float64]
@@ -20,7 +20,7 @@ LITTLE = 10.0
 """Nats by which a density must have fallen there."""
 
 
-def refuse_divergent(target: Target, priors: Mapping[str, Prior], mode: Array) -> None:
+def refuse_divergent(target: Target, priors: Mapping[str, ParameterPrior], mode: Array) -> None:
     """Refuse a flat prior of a parameter that the data do not bound: where the density does not fall.
 
     Data that bound a parameter in this sense leave an integral that is finite for all that is summed; the

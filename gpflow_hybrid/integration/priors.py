@@ -32,7 +32,7 @@ WIDE = 10.0
 Priors = Mapping[str, "tfp.distributions.Distribution | Literal['flat']"]
 
 
-class Prior(NamedTuple):
+class ParameterPrior(NamedTuple):
     """A prior, and where it is from."""
 
     density: Any
@@ -63,7 +63,7 @@ class Prior(NamedTuple):
 
 def choose_priors(
     model: GPModel, coordinates: Sequence[Coordinate], given: Priors, X: Array, Y: Array
-) -> dict[str, Prior]:
+) -> dict[str, ParameterPrior]:
     """The prior of every parameter, by its path: what is given, else the model's, else a default.
 
     Defaults are log-normal for positive parameters, with a standard deviation of the logarithm of 1.5: for
@@ -83,20 +83,20 @@ def choose_priors(
 
 def _prior_of(
     coordinate: Coordinate, given: Priors, median: Array, model: GPModel, Y: Array
-) -> Prior:
+) -> ParameterPrior:
     path, parameter = coordinate.path, coordinate.parameter
     if path in given:
         density = given[path]
         if isinstance(density, str) and density == "flat":
-            return Prior(Flat(), PriorOn.CONSTRAINED, "given")
+            return ParameterPrior(Flat(), PriorOn.CONSTRAINED, "given")
         if not isinstance(density, tfp.distributions.Distribution):
             raise InvalidDataError(
                 f'priors[{path!r}] must be a distribution of TensorFlow Probability or "flat"; found '
                 f"{density!r}."
             )
-        return Prior(density, PriorOn.CONSTRAINED, "given")
+        return ParameterPrior(density, PriorOn.CONSTRAINED, "given")
     if parameter.prior is not None:
-        return Prior(parameter.prior, parameter.prior_on, "model")
+        return ParameterPrior(parameter.prior, parameter.prior_on, "model")
     dtype = parameter.dtype.as_numpy_dtype
     if coordinate.is_log:
         # log-normal on √variance: twice the deviation on its square
@@ -105,12 +105,12 @@ def _prior_of(
             median = TYPICAL_DEVIATION**2 * median
         location = np.log(median).astype(dtype)
         default: Any = tfp.distributions.LogNormal(location, dtype(spread))
-        return Prior(default, PriorOn.CONSTRAINED, "default")
+        return ParameterPrior(default, PriorOn.CONSTRAINED, "default")
     size = float(np.sqrt(np.mean(np.square(Y)))) if is_noise(model) and np.any(Y) else 1.0
     is_free = isinstance(parameter.transform, tfp.bijectors.Identity) or parameter.transform is None
     scale = WIDE * size if is_free else 2.0 * SPREAD
     default = tfp.distributions.Normal(dtype(0.0), dtype(scale))
-    return Prior(default, PriorOn.UNCONSTRAINED, "default")
+    return ParameterPrior(default, PriorOn.UNCONSTRAINED, "default")
 
 
 def _medians(

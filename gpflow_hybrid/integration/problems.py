@@ -17,7 +17,7 @@ from ..models import CollapsedModel, SparseCVIModel
 from ..training.fitting import loss_of_all
 from ..training.minimisation import trained_parameters
 from .coordinates import Coordinate, CoordinatePrior
-from .priors import Prior, Priors, choose_priors
+from .priors import ParameterPrior, Priors, choose_priors
 from .target import Target
 
 Array = npt.NDArray[np.float64]
@@ -35,14 +35,14 @@ MAX_ROWS = 256
 """Rows of the data, evenly spread, at which predictions are watched."""
 
 
-class Problem(NamedTuple):
+class PreparedModel(NamedTuple):
     """A copy of a model whose training loss is minus the log posterior in the coordinates."""
 
     model: GPModel
     data: Any
     paths: tuple[str, ...]
     """Of the parameters that are integrated over."""
-    priors: dict[str, Prior]
+    priors: dict[str, ParameterPrior]
     rows: tuple[Array, Array]
     mark: str
     """Of the data and the parameters' shapes."""
@@ -54,12 +54,12 @@ class Problem(NamedTuple):
         closure, _ = loss_of_all(self.model, self.data)
         return Target(self.model, closure, coordinates_of(self.model, self.paths), self.rows)
 
-    def copy(self) -> Problem:
+    def copy(self) -> PreparedModel:
         """The same with a model of its own."""
         return self._replace(model=deepcopy(self.model))
 
 
-def prepare(model: GPModel, data: Any, given: Priors) -> Problem:
+def prepare(model: GPModel, data: Any, given: Priors) -> PreparedModel:
     """Copy the model, choose priors and put them in their place."""
     if not isinstance(model, COLLAPSED):
         raise InvalidDataError(
@@ -77,7 +77,9 @@ def prepare(model: GPModel, data: Any, given: Priors) -> Problem:
         c.parameter.prior_on = PriorOn.CONSTRAINED
     rows = np.linspace(0, len(X) - 1, min(len(X), MAX_ROWS)).astype(int)
     paths = tuple(c.path for c in coordinates)
-    return Problem(copy, data, paths, priors, (X[rows], Y[rows]), _mark(copy, coordinates, X, Y))
+    return PreparedModel(
+        copy, data, paths, priors, (X[rows], Y[rows]), _mark(copy, coordinates, X, Y)
+    )
 
 
 def _mark(model: GPModel, coordinates: tuple[Coordinate, ...], X: Array, Y: Array) -> str:

@@ -28,7 +28,7 @@ from ..likelihoods.on_arrays import Observations
 from ..linalg import uses_lapack
 from ..linalg.threads import blas_threads_for_rows
 from ..priors import DensePrior
-from ..priors.stationary import StationaryMatrix, is_known
+from ..priors.stationary import StationaryMatrix, is_stationary
 from ..sites import SiteValues
 from ..stand_ins import is_taken_apart, parameters_of
 from .inferred import COULD_NOT_START
@@ -52,7 +52,7 @@ def array_loss(model: Any, parts: ModelParts) -> ArrayLoss | None:
     if not is_constant or len(model.data[0]) > tuning.KEPT_DISTANCES:
         return None
     kernels, mean = latent_kernels(model.kernel), model.mean_function
-    if not all(is_known(kernel) for kernel in kernels) or type(mean) not in (Zero, Constant):
+    if not all(is_stationary(kernel) for kernel in kernels) or type(mean) not in (Zero, Constant):
         return None
     if not uses_lapack(exportable=False) or not is_taken_apart(model.likelihood):
         return None

@@ -70,7 +70,7 @@ _PROFILES: dict[type, Profile] = {
 }
 
 
-def is_known(kernel: Kernel) -> bool:
+def is_stationary(kernel: Kernel) -> bool:
     """Whether it is one of these kernels as GPflow made it."""
     return type(kernel) in _PROFILES and all(
         isinstance(p, Parameter) for p in (kernel.variance, kernel.lengthscales)
@@ -81,7 +81,7 @@ def matrices(kernel: Kernel, X: Array) -> Array | None:
     """``k(X, X)`` of the latents, ``[L or 1, N, N]``, at the present parameters; None if not known."""
     kernels = latent_kernels(kernel)
     is_large = len(X) > tuning.KEPT_DISTANCES  # distances are another matrix
-    if is_large or X.dtype != np.float64 or not all(is_known(k) for k in kernels):
+    if is_large or X.dtype != np.float64 or not all(is_stationary(k) for k in kernels):
         return None
     found = []
     for k in kernels:

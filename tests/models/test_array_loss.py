@@ -13,7 +13,7 @@ from gpflow.utilities import set_trainable
 
 import gpflow_hybrid as gh
 from gpflow_hybrid.array_parameters import transform_of
-from gpflow_hybrid.priors.stationary import StationaryMatrix, is_known, matrices
+from gpflow_hybrid.priors.stationary import StationaryMatrix, is_stationary, matrices
 from gpflow_hybrid.training.coordinates import Coordinates
 
 RNG = np.random.default_rng(0)
@@ -59,8 +59,8 @@ def test_subclasses_and_other_kernels_are_not_known() -> None:
         def K_r(self, r: Any) -> Any:
             return 2.0 * super().K_r(r)
 
-    assert not is_known(Own())
-    assert not is_known(K.Matern52() + K.White())
+    assert not is_stationary(Own())
+    assert not is_stationary(K.Matern52() + K.White())
     assert matrices(K.Linear(), X) is None
 
 
