@@ -19,6 +19,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from . import sparse, sparse_folds
 from .peers.sparse_contenders import SPARSE, WITHOUT_INDUCING
@@ -88,6 +89,9 @@ def against_time(axis: Any, found: Sequence[Record]) -> None:
                     label=SPARSE[contender].label,
                 )
     axis.set(xscale="log", xlabel="seconds to its density", title="Whole fits by M, one fold")
+    axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.xaxis.set_minor_formatter(NullFormatter())
     axis.legend(fontsize="x-small", loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
