@@ -11,6 +11,7 @@ import numpy.typing as npt
 from gpflow.likelihoods import Likelihood
 from scipy import stats
 
+from .. import tuning
 from ..errors import InvalidDataError
 from ..likelihoods.densities import density_of
 from .parts import has_log_link
@@ -39,13 +40,20 @@ def predictive_quantiles(model: Any, X: Array, quantiles: Any) -> Array:
         deviation = np.sqrt(variance + np.asarray(likelihood.variance))
         return stats.norm.ppf(q, loc=mean, scale=deviation)
     distribution, is_discrete = _conditional(likelihood)
-    F, weights = _nodes(mean, np.sqrt(variance))  # [N, K, L], [K]
+    # Nodes of so many rows at a time: memory does not grow with N.
+    num_nodes = NUM_NODES ** mean.shape[1] * len(q)
+    size = max(1, tuning.PREDICTED_ELEMENTS // num_nodes)
+    found = []
+    for start in range(0, len(mean), size):
+        rows = slice(start, start + size)
+        F, weights = _nodes(mean[rows], np.sqrt(variance[rows]))  # [N, K, L], [K]
 
-    def probability(t: Array) -> Array:
-        """``P(t)`` for ``[N, Q]``."""
-        return np.einsum("k,nkq->nq", weights, distribution(F[..., None, :], t[:, None, :]))
+        def probability(t: Array, F: Array = F, weights: Array = weights) -> Array:
+            """``P(t)`` for ``[N, Q]``."""
+            return np.einsum("k,nkq->nq", weights, distribution(F[..., None, :], t[:, None, :]))
 
-    return _solve(probability, q, len(X), is_discrete)
+        found.append(_solve(probability, q, len(F), is_discrete))
+    return np.concatenate(found)
 
 
 def _nodes(mean: Array, deviation: Array) -> tuple[Array, Array]:

@@ -26,6 +26,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import PolynomialFeatures
 
 import gpflow_hybrid as gh
+from gpflow_hybrid import tuning
 from gpflow_hybrid.sklearn import HybridGPClassifier, HybridGPRegressor, base, parts, quantiles
 
 
@@ -178,6 +179,23 @@ def test_quantiles_are_those_of_samples(likelihood: str) -> None:
     for level, quantile in zip(levels, found, strict=True):
         assert np.mean(draws <= quantile) >= level - error
         assert np.mean(draws < quantile) <= level + error
+
+
+def test_quantiles_of_some_rows_at_a_time_are_those_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    mean, variance = rng.normal(size=(7, 1)), rng.uniform(0.1, 1.0, size=(7, 1))
+
+    class Model:
+        likelihood = parts.make_likelihood("student_t")
+
+        def predict_f(self, X: Any) -> Any:
+            return mean, variance
+
+    expected = quantiles.predictive_quantiles(Model(), mean, (0.2, 0.9))
+    monkeypatch.setattr(tuning, "PREDICTED_ELEMENTS", 3 * 2 * quantiles.NUM_NODES)
+    found = quantiles.predictive_quantiles(Model(), mean, (0.2, 0.9))
+    np.testing.assert_array_equal(found, expected)
+    assert found.shape == (7, 2)
 
 
 def test_a_gpflow_kernel_and_likelihood_are_where_training_starts() -> None:
