@@ -53,10 +53,12 @@ def _run(iteration: Iteration[Result], answer: Callable[[Request], Any]) -> Resu
         return end.value
 
 
-def _answers_on_host(
-    questions: Iterable[Question], likelihood: Likelihood
-) -> dict[Question, Callable[..., Any]] | None:
-    """How a likelihood answers these questions on arrays, if it can answer all of them."""
+Answers = dict[Question, Callable[..., Any]]
+"""Functions of :class:`~gpflow_hybrid.likelihoods.on_arrays.Observations` and the arrays of a request."""
+
+
+def answers_on_arrays(questions: Iterable[Question], likelihood: Likelihood) -> Answers | None:
+    """How a likelihood answers these questions on arrays, without a graph, if it can answer all of them."""
     form = on_arrays(likelihood)
     if form is None:
         return None
@@ -69,15 +71,6 @@ def _answers_on_host(
     return found
 
 
-Answers = dict[Question, Callable[..., Any]]
-"""Functions of :class:`~gpflow_hybrid.likelihoods.on_arrays.Observations` and the arrays of a request."""
-
-
-def answers_on_arrays(questions: Iterable[Question], likelihood: Likelihood) -> Answers | None:
-    """How a likelihood answers all of these on arrays, without a graph, if it can."""
-    return _answers_on_host(questions, likelihood)
-
-
 def run_on_arrays(iteration: Iteration[Result], answers: Answers, data: Observations) -> Result:
     """An iteration to its end, on arrays alone."""
     with np.errstate(all="ignore"), blas_threads_for_rows(len(data.X)):
@@ -87,7 +80,7 @@ def run_on_arrays(iteration: Iteration[Result], answers: Answers, data: Observat
 def is_answered_on_arrays(question: Question, likelihood: Likelihood) -> bool:
     """Whether a question costs no graph, and is one: of exact expectations nobody asks for their error."""
     is_exact = works_on_arrays(likelihood)
-    return not is_exact and _answers_on_host([question], likelihood) is not None
+    return not is_exact and answers_on_arrays([question], likelihood) is not None
 
 
 def answer_eagerly(likelihood: Likelihood, X: tf.Tensor, Y: tf.Tensor) -> Callable[[Request], Any]:
@@ -96,7 +89,7 @@ def answer_eagerly(likelihood: Likelihood, X: tf.Tensor, Y: tf.Tensor) -> Callab
     functions: dict[Question, Callable[..., Any]] = {}
 
     def function_for(question: Question, arrays: Sequence[Array]) -> Callable[..., Any]:
-        host = _answers_on_host([question], likelihood)
+        host = answers_on_arrays([question], likelihood)
         if host is not None:
             data = Observations(X.numpy(), Y.numpy(), values_of(likelihood))
             return functools.partial(host[question], data)
@@ -180,7 +173,7 @@ def run_in_graph(
     :param start: the iteration, from the arrays of ``arguments`` to arrays of the given ``shapes``.
     """
     # A graph that holds the original would keep it alive.
-    host = _answers_on_host(respondent.questions, copy.copy(respondent.likelihood))
+    host = answers_on_arrays(respondent.questions, copy.copy(respondent.likelihood))
     if host is None:
         return _take_turns(start, arguments, shapes, respondent)
     values = [tf.convert_to_tensor(p) for p in parameters_of(respondent.likelihood)]

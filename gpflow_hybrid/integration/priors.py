@@ -14,7 +14,7 @@ from gpflow.models import GPModel
 from gpflow.utilities import deepcopy
 
 from ..errors import InvalidDataError
-from ..training.starts import lengthscales, start_from_data
+from ..training.starts import is_noise_around_f, lengthscales, start_from_data
 from .coordinates import Coordinate, Flat
 
 Array = npt.NDArray[np.float64]
@@ -101,12 +101,20 @@ def _prior_of(
     if coordinate.is_log:
         # log-normal on √variance: twice the deviation on its square
         spread = 2.0 * SPREAD if _name(path) == "variance" else SPREAD
-        if _name(path) == "variance" and path.startswith(".kernel") and not is_noise(model):
+        if (
+            _name(path) == "variance"
+            and path.startswith(".kernel")
+            and not is_noise_around_f(model.likelihood)
+        ):
             median = TYPICAL_DEVIATION**2 * median
         location = np.log(median).astype(dtype)
         default: Any = tfp.distributions.LogNormal(location, dtype(spread))
         return ParameterPrior(default, PriorOn.CONSTRAINED, "default")
-    size = float(np.sqrt(np.mean(np.square(Y)))) if is_noise(model) and np.any(Y) else 1.0
+    size = (
+        float(np.sqrt(np.mean(np.square(Y))))
+        if is_noise_around_f(model.likelihood) and np.any(Y)
+        else 1.0
+    )
     is_free = isinstance(parameter.transform, tfp.bijectors.Identity) or parameter.transform is None
     scale = WIDE * size if is_free else 2.0 * SPREAD
     default = tfp.distributions.Normal(dtype(0.0), dtype(scale))
@@ -129,11 +137,6 @@ def _medians(
     for c in coordinates:
         found[c.path] = np.asarray(parameters[c.path].numpy(), np.float64)
     return found
-
-
-def is_noise(model: GPModel) -> bool:
-    """Whether the likelihood is a noise around f, in the units of Y."""
-    return isinstance(model.likelihood, (gpflow.likelihoods.Gaussian, gpflow.likelihoods.StudentT))
 
 
 def _few(X: Array) -> Array:

@@ -11,14 +11,11 @@ import tensorflow as tf
 from gpflow.models import GPModel
 
 from ..compilation import subgraph
-from ..errors import InvalidPosteriorError, NonFiniteError
 from ..sites import SiteValues
+from ..training.minimisation import FAILURES
 from .coordinates import Coordinate
 
 Array = npt.NDArray[np.float64]
-
-FAILURES = (NonFiniteError, InvalidPosteriorError, tf.errors.InvalidArgumentError)
-"""What may go wrong at hyperparameters that others need not share: their density is taken for zero."""
 
 
 class Node(NamedTuple):

@@ -15,6 +15,7 @@ from gpflow.likelihoods import Likelihood
 
 from ..errors import InvalidDataError
 from ..likelihoods.densities import density_of
+from ..training.starts import is_noise_around_f
 
 KERNELS: dict[str, Any] = {
     "matern12": gpflow.kernels.Matern12,
@@ -77,11 +78,11 @@ def make_likelihood(likelihood: Any) -> Likelihood:
     return LIKELIHOODS[likelihood]()
 
 
-def is_noise_around_f(likelihood: Likelihood) -> bool:
+def is_shifted_with_f(likelihood: Likelihood) -> bool:
     """Whether y is f with a noise: shifting and scaling y is then shifting and scaling f."""
     if isinstance(likelihood, gpflow.likelihoods.HeteroskedasticTFPConditional):
         return density_of(likelihood) is not None  # a normal around the first latent
-    return isinstance(likelihood, (gpflow.likelihoods.Gaussian, gpflow.likelihoods.StudentT))
+    return is_noise_around_f(likelihood)
 
 
 def has_log_link(likelihood: Likelihood) -> bool:

@@ -10,7 +10,7 @@ from sklearn.base import RegressorMixin
 from sklearn.utils.validation import validate_data
 
 from .base import HybridGP
-from .parts import has_log_link, is_noise_around_f, make_likelihood
+from .parts import has_log_link, is_shifted_with_f, make_likelihood
 from .quantiles import predictive_quantiles
 
 Array = npt.NDArray[Any]
@@ -60,7 +60,7 @@ class HybridGPRegressor(RegressorMixin, HybridGP):
         y = np.asarray(y, np.float64)
         likelihood = make_likelihood(self.likelihood)
         seed = self._start_fit(X)
-        scales = self.standardise and is_noise_around_f(likelihood)
+        scales = self.standardise and is_shifted_with_f(likelihood)
         self.y_offset_ = float(np.mean(y)) if scales else 0.0
         self.y_scale_ = (float(np.std(y)) or 1.0) if scales else 1.0
         around = np.log(np.mean(y)) if has_log_link(likelihood) and np.mean(y) > 0.0 else None

@@ -25,7 +25,7 @@ class Coordinates:
     """Variables as they are, or what they are the softplus of by its logarithm, ``softplus(u) = exp(t)``.
 
     A softplus is linear far from zero: of a variance that ends at a hundred times where it started L-BFGS
-    has to learn the scale, in twice as many steps as of its logarithm.
+    has to learn the scale, in more steps than of its logarithm.
 
     :param logarithmic: of which entries of a row; none by default.
     """

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import tensorflow as tf
 import tensorflow_probability as tfp
 from gpflow.base import Parameter
+from gpflow.likelihoods import Likelihood
 from gpflow.models import GPModel
 from scipy.spatial.distance import pdist
 
@@ -31,7 +32,7 @@ def start_from_data(model: GPModel, X: FloatArray, Y: FloatArray) -> None:
     """
     rows = X[np.linspace(0, len(X) - 1, min(len(X), MAX_ROWS)).astype(int)]
     noise = model.likelihood
-    is_noise = isinstance(noise, (gpflow.likelihoods.Gaussian, gpflow.likelihoods.StudentT))
+    is_noise = is_noise_around_f(noise)
     spread = float(np.var(Y)) if is_noise and np.var(Y) > 0.0 else 1.0
     for part in _parts(model.kernel):
         if isinstance(part, gpflow.kernels.Stationary):
@@ -41,6 +42,11 @@ def start_from_data(model: GPModel, X: FloatArray, Y: FloatArray) -> None:
     if is_noise:
         for name, value in (("variance", 0.1 * spread), ("scale", np.sqrt(0.1 * spread))):
             _assign(getattr(noise, name, None), value)
+
+
+def is_noise_around_f(likelihood: Likelihood) -> bool:
+    """Whether y is f with a noise of constant width, in the units of y."""
+    return isinstance(likelihood, (gpflow.likelihoods.Gaussian, gpflow.likelihoods.StudentT))
 
 
 def lengthscales(X: FloatArray, rank: int) -> Any:
