@@ -12,7 +12,7 @@ from typing import Any
 
 from .provenance import environment
 
-FORMATS = {"mcmc": 3}
+FORMATS = {"mcmc": 4}
 """By method, 2 if not named; raised whenever the same settings have another result."""
 
 _ONE_AT_A_TIME = threading.Lock()

@@ -21,7 +21,7 @@ from .settings import Setting, Settings
 MAX_CHAINS = 4096
 """Chains that run as one batch, over all its settings."""
 
-MAX_FLOATS = 50_000_000
+MAX_FLOATS = 100_000_000
 """Numbers in the matrices of one batch of settings."""
 
 

@@ -14,7 +14,7 @@ from scipy.special import logsumexp
 
 from ..errors import NonFiniteError, in_short
 from .bases import Base, FactoredPrior, conditionals, prior_base, site_base
-from .chains import Chains, Path, Problem, advance, begin
+from .chains import Chains, Path, Target, advance
 from .moment_matching import match_moments
 from .plans import Plan
 from .prediction import predictive_log_densities
@@ -22,8 +22,8 @@ from .results import FloatArray, normalised
 from .schedules import NO_WARP, evened
 from .settings import PriorAndTest, Settings
 
-NUM_CALLS = 25
-"""Compiled calls that a batch's annealing is divided into, for the sake of the progress bar."""
+NUM_PARTS = 25
+"""Into which a batch's annealing is divided, for the sake of the progress bar."""
 
 
 class SettingOutput(NamedTuple):
@@ -68,15 +68,16 @@ class Batch:
         else:
             base = posterior_base(settings, indices, X, Y, prior)
         blocks = conditionals(prior, base.lambda_2, plan.block_size or int(X.shape[0]))
-        self.problem = Problem(X, Y, base, blocks)
+        self.data = X, Y
+        self.target = Target(settings.likelihood, X, Y, base, blocks)
 
     def run(self) -> Iterator[SettingOutput]:
         """Anneal, sample, predict and anneal back; one output for each setting."""
         plan = self.plan
-        chains = begin(self.likelihood, self.problem, plan.num_chains, plan.keys[0])
-        self._refuse_nan(int(chains.nan_datum))
+        chains = self.target.begin(plan.num_chains, plan.keys[0])
+        self._refuse_nan(chains.values)
         chains = self._follow(self._path(0.0, 1.0, plan.num_temperatures), chains, plan.keys[1])
-        log_weights, lengths = chains.log_weights.numpy(), chains.lengths.numpy()
+        log_weights, lengths = chains.log_weights, chains.lengths
         chains, samples, densities = self._sample(chains)
         weights = normalised(np.repeat(log_weights, plan.num_samples, axis=1))
         reverse = self._reverse(chains) if plan.bidirectional else None
@@ -108,11 +109,14 @@ class Batch:
         densities = np.empty((G, C, num, num_test))
         for i in range(num):
             chains = self._advance(level, chains, i * thinning, (i + 1) * thinning, keys[2])
-            f = chains.x + self.problem.base.mean[:, :, None]
-            samples[:, :, i] = f.numpy().transpose(0, 2, 3, 1)
+            f = chains.x + self.target.mean
+            samples[:, :, i] = f.transpose(0, 2, 3, 1)
             if self.test is not None:
                 densities[:, :, i] = predictive_log_densities(
-                    self.likelihood, *self.test, self.conditional, f
+                    self.likelihood,
+                    *self.test,
+                    self.conditional,
+                    tf.constant(f, self.data[0].dtype),
                 )
         flat = (G, C * num)
         return chains, samples.reshape(*flat, N, L), densities.reshape(*flat, num_test)
@@ -121,26 +125,28 @@ class Batch:
         """Weights of the way back, which begins after a burn-in at the posterior."""
         plan = self.plan
         chains = self._follow(self._path(1.0, 1.0, plan.num_burn_in), chains, plan.keys[3])
-        log_normaliser = self.problem.base.log_normaliser[:, None]
-        chains = chains._replace(log_weights=tf.repeat(log_normaliser, plan.num_chains, axis=1))
+        log_normaliser = self.target.base.log_normaliser[:, None]
+        chains = chains._replace(log_weights=np.repeat(log_normaliser, plan.num_chains, axis=1))
         down = self._path(1.0, 0.0, plan.num_temperatures)
-        return self._follow(down, chains, plan.keys[4]).log_weights.numpy()
+        return self._follow(down, chains, plan.keys[4]).log_weights
 
     def _follow(self, path: Path, chains: Chains, key: int) -> Chains:
-        ends = np.linspace(0, path.num_steps, min(NUM_CALLS, path.num_steps) + 1).astype(int)
+        ends = np.linspace(0, path.num_steps, min(NUM_PARTS, path.num_steps) + 1).astype(int)
         for first, last in itertools.pairwise(ends):
             chains = self._advance(path, chains, int(first), int(last), key)
         return chains
 
     def _advance(self, path: Path, chains: Chains, first: int, last: int, key: int) -> Chains:
         # A proposal at which log p is NaN, as exp(f) makes it at f = 1000, is rejected as −∞ is.
-        chains = advance(self.likelihood, self.problem, chains, path, first, last, key)
+        chains = advance(self.target, chains, path, first, last, key)
         self.count_sweeps((last - first) * self.num_settings)
         return chains
 
-    def _refuse_nan(self, n: int) -> None:
-        if n >= 0:
-            x, y = self.problem.X[n].numpy(), self.problem.Y[n].numpy()
+    def _refuse_nan(self, values: FloatArray) -> None:
+        nan = np.flatnonzero(np.isnan(values).any((0, 1)))
+        if nan.size:
+            n = nan[-1]
+            x, y = (d[n].numpy() for d in self.data)
             raise NonFiniteError(
                 f"log p(y|f) is NaN at datum {n} (x = {in_short(x)}, y = {y}) for a value of f that the "
                 "chains started from. The likelihood must return a number or −∞ for every f: rescale "

@@ -14,6 +14,7 @@ from gpflow.kernels import Kernel
 from gpflow.likelihoods import Likelihood
 from gpflow.models import GPModel
 
+from ..copying import copied
 from ..covariances import latent_kernels, prior_mean
 from ..errors import GPflowHybridError, InvalidDataError, NonFiniteError
 from ..models import CVIModel, SiteModel
@@ -49,7 +50,7 @@ def grid(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 def working_copy(model: GPModel) -> SiteModel:
     """A site model with copies of the model's parts and its data, refused in words if impossible."""
     if isinstance(model, SiteModel):
-        return gpflow.utilities.deepcopy(model)
+        return copied(model)
     kind = type(model).__name__
     if getattr(model, "inducing_variable", None) is not None:
         raise InvalidDataError(
@@ -62,7 +63,7 @@ def working_copy(model: GPModel) -> SiteModel:
             f"model must be a GPflow model that holds its data (X, Y); found {kind}. Pass a site "
             "model such as gh.CVIModel, or GPR, VGP or GPMC."
         )
-    parts = gpflow.utilities.deepcopy((model.kernel, model.likelihood, model.mean_function))
+    parts = copied((model.kernel, model.likelihood, model.mean_function))
     tensors = tuple(tf.convert_to_tensor(d) for d in data)
     return CVIModel(tensors, *parts, model.num_latent_gps)
 

@@ -11,30 +11,35 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-import tensorflow as tf
+import numpy.typing as npt
+
+from .results import FloatArray
 
 MAX_SHRINKS = 100
 """The bracket is of width 1e-40 by then: the chain stays where it is."""
 
-Potential = Callable[[tf.Tensor, tf.Tensor | None], tf.Tensor]
+AHEAD, MOST_AHEAD = 2000, 6
+"""Numbers in the proposals of one round, and proposals of a chain. Which angles follow if all are rejected
+is known beforehand: where few chains are left, several of their proposals are evaluated at once."""
+
+Potential = Callable[[FloatArray, npt.NDArray[np.intp] | None], FloatArray]
 """``(x [A, n, L], which of the Q chains [A]) → h per datum [A, n]``; None stands for all chains."""
 
-Uniforms = Callable[[tf.Tensor], tf.Tensor]
-"""Uniform numbers in [0, 1), one for each of the Q chains, for the given shrink."""
+Uniforms = Callable[[int, npt.NDArray[np.intp] | None], FloatArray]
+"""Uniform numbers in [0, 1) for the given shrink and some of the Q chains; None stands for all."""
 
 
 class SliceState(NamedTuple):
-    """Chains, the potential of each datum there, and the last datum at which it was NaN (or −1)."""
+    """Chains, and the potential of each datum there."""
 
-    x: tf.Tensor  # [Q, n, L]
-    values: tf.Tensor  # [Q, n]
-    nan_datum: tf.Tensor  # []
+    x: FloatArray  # [Q, n, L]
+    values: FloatArray  # [Q, n]
 
 
 def elliptical_slice(
     state: SliceState,
-    direction: tf.Tensor,
-    temperature: tf.Tensor,
+    direction: FloatArray,
+    temperature: FloatArray,
     potential: Potential,
     uniforms: Uniforms,
 ) -> SliceState:
@@ -44,79 +49,40 @@ def elliptical_slice(
     of proposals, not of the worst chain's.
 
     :param direction: ``ν``, a draw from the Gaussian for each chain, ``[Q, n, L]``.
-    :param temperature: ``τ``, ``[]`` or ``[Q]``.
+    :param temperature: ``τ``, ``[Q]``.
     """
-    temperature = tf.broadcast_to(temperature, tf.shape(state.values)[:1])
-    level = temperature * tf.reduce_sum(state.values, -1) + tf.math.log(1.0 - uniforms(-2))
-    theta = 2.0 * np.pi * uniforms(-1)
-
-    def propose(x: tf.Tensor, nu: tf.Tensor, theta: tf.Tensor) -> tf.Tensor:
-        theta = theta[:, None, None]
-        return x * tf.cos(theta) + nu * tf.sin(theta)
-
-    def accepts(values: tf.Tensor, temperature: tf.Tensor, level: tf.Tensor) -> tf.Tensor:
-        # Neither −∞ nor NaN is above a level.
-        return temperature * tf.reduce_sum(values, -1) > level
-
-    values = potential(propose(state.x, direction, theta), None)
-    accepted = accepts(values, temperature, level)
-    nan_datum = tf.maximum(state.nan_datum, last_nan(values))
-    # A chain that no proposal satisfies keeps θ = 0, which is where it is.
-    theta_found = tf.where(accepted, theta, tf.zeros_like(theta))
-    values = tf.where(accepted[:, None], values, state.values)
-    active = tf.where(~accepted)[:, 0]
-    low, high, theta = (tf.gather(t, active) for t in (theta - 2.0 * np.pi, theta, theta))
-
-    def unfinished(shrink: tf.Tensor, active: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
-        return (tf.size(active) > 0) & (shrink < MAX_SHRINKS)
-
-    def body(
-        shrink: tf.Tensor,
-        active: tf.Tensor,
-        low: tf.Tensor,
-        high: tf.Tensor,
-        theta: tf.Tensor,
-        nan_datum: tf.Tensor,
-        arrivals: tuple[tf.TensorArray, ...],
-    ) -> tuple[tf.Tensor, ...]:
-        # The angle just rejected becomes the end of the bracket on its side of 0.
-        low, high = tf.where(theta < 0.0, theta, low), tf.where(theta < 0.0, high, theta)
-        theta = low + tf.gather(uniforms(shrink), active) * (high - low)
-        proposal = propose(tf.gather(state.x, active), tf.gather(direction, active), theta)
-        values = potential(proposal, active)
-        accepted = accepts(values, *(tf.gather(t, active) for t in (temperature, level)))
-        done, left = tf.where(accepted)[:, 0], tf.where(~accepted)[:, 0]
-        new = (tf.gather(x, done) for x in (active, theta, values))
-        return (
-            shrink + 1,
-            *(tf.gather(x, left) for x in (active, low, high, theta)),
-            tf.maximum(nan_datum, last_nan(values)),
-            tuple(array.write(shrink + 1, x) for array, x in zip(arrivals, new, strict=True)),
-        )
-
-    # What each round accepts is put in its place once, at the end; there may be no round at all.
-    def rounds(like: tf.Tensor) -> tf.TensorArray:
-        shape = tf.TensorShape([None]).concatenate(like.shape[1:])
-        array = tf.TensorArray(
-            like.dtype, 1, dynamic_size=True, element_shape=shape, infer_shape=False
-        )
-        return array.write(0, like[:0])
-
-    vector, scalar = tf.TensorShape([None]), tf.TensorShape([])
-    arrivals = tuple(rounds(x) for x in (active, theta, values))
-    *_, nan_datum, arrivals = tf.while_loop(
-        unfinished,
-        body,
-        (tf.constant(0), active, low, high, theta, nan_datum, arrivals),
-        shape_invariants=(scalar, *[vector] * 4, scalar, (scalar, scalar, scalar)),
-    )
-    index, theta, new_values = (array.concat() for array in arrivals)
-    theta_found = tf.tensor_scatter_nd_update(theta_found, index[:, None], theta)
-    values = tf.tensor_scatter_nd_update(values, index[:, None], new_values)
-    return SliceState(propose(state.x, direction, theta_found), values, nan_datum)
+    level = temperature * state.values.sum(-1) + np.log1p(-uniforms(-2, None))
+    theta = 2.0 * np.pi * uniforms(-1, None)
+    x = _on_ellipse(state.x, direction, theta)
+    values = potential(x, None)
+    # Neither −∞ nor NaN is above a level.
+    active = np.flatnonzero(~(temperature * values.sum(-1) > level))
+    low, high, theta = theta[active] - 2.0 * np.pi, theta[active], theta[active]
+    shrink = 0
+    while active.size and shrink < MAX_SHRINKS:
+        num = min(max(1, AHEAD // (active.size * x[0].size)), MOST_AHEAD, MAX_SHRINKS - shrink)
+        angles = np.empty((num, active.size))
+        for k in range(num):
+            # The angle just rejected becomes the end of the bracket on its side of 0.
+            below = theta < 0.0
+            low, high = np.where(below, theta, low), np.where(below, high, theta)
+            angles[k] = theta = low + uniforms(shrink + k, active) * (high - low)
+        chain = np.tile(active, num)
+        proposal = _on_ellipse(state.x[chain], direction[chain], angles.ravel())
+        found = potential(proposal, chain)
+        accepted = (temperature[chain] * found.sum(-1) > level[chain]).reshape(num, -1)
+        done, first = accepted.any(0), accepted.argmax(0)
+        here, row = active[done], first[done] * active.size + np.flatnonzero(done)
+        x[here], values[here] = proposal[row], found[row]
+        active, low, high, theta = (a[~done] for a in (active, low, high, theta))
+        shrink += num
+    # A chain that no proposal satisfies stays where it is.
+    x[active], values[active] = state.x[active], state.values[active]
+    return SliceState(x, values)
 
 
-def last_nan(values: tf.Tensor) -> tf.Tensor:
-    """The largest index on the last axis at which ``values [Q, n]`` has a NaN, or −1; ``[]``."""
-    index = tf.range(tf.shape(values)[-1])
-    return tf.reduce_max(tf.where(tf.math.is_nan(values), index, -1))
+def _on_ellipse(x: FloatArray, direction: FloatArray, theta: FloatArray) -> FloatArray:
+    """``x cos θ + ν sin θ``."""
+    there = direction * np.sin(theta)[:, None, None]
+    there += x * np.cos(theta)[:, None, None]
+    return there

@@ -8,7 +8,7 @@ import tensorflow as tf
 from scipy import stats
 
 from gpflow_hybrid.evidence.bases import FactoredPrior, conditionals, prior_base
-from gpflow_hybrid.evidence.chains import NUM_KNOTS, Chains, Path, Problem, advance
+from gpflow_hybrid.evidence.chains import NUM_KNOTS, Chains, Path, Target, advance
 from gpflow_hybrid.evidence.schedules import NO_WARP
 from gpflow_hybrid.evidence.settings import jittered_cholesky
 
@@ -30,19 +30,18 @@ def test_exact_draws_stay_exact_draws() -> None:
     )
     base = prior_base(prior)
     blocks = conditionals(prior, base.lambda_2, 2)
-    problem = Problem(tf.constant(X), tf.constant(Y), base, blocks)
-    chains = Chains(
-        tf.constant(f[None, None]),
-        tf.constant(stats.norm.logpdf(Y[:, 0], f, np.sqrt(noise))[None]),
-        tf.zeros((1, num_chains), tf.float64),
-        tf.zeros((1, NUM_KNOTS), tf.float64),
-        tf.constant(-1),
-    )
     likelihood = gpflow.likelihoods.Gaussian(noise)
+    target = Target(likelihood, tf.constant(X), tf.constant(Y), base, blocks)
+    chains = Chains(
+        f[None, None],
+        stats.norm.logpdf(Y[:, 0], f, np.sqrt(noise))[None],
+        np.zeros((1, num_chains)),
+        np.zeros((1, NUM_KNOTS)),
+    )
     path = Path(1.0, 1.0, 5, 1.0, NO_WARP[None])
-    after = advance(likelihood, problem, chains, path, 0, 5, 7)
+    after = advance(target, chains, path, 0, 5, 7)
     np.testing.assert_array_equal(after.log_weights, 0.0)
-    moved = after.x[0, 0].numpy()
+    moved = after.x[0, 0]
     np.testing.assert_allclose(
         after.values[0], stats.norm.logpdf(Y[:, 0], moved, np.sqrt(noise)), rtol=1e-8
     )
