@@ -92,10 +92,12 @@ class DatasetRows(DataRows):
             )
         self.dataset, self.likelihood = dataset, likelihood
         self.is_batched, (self.num_columns, self.num_outputs) = _columns_of(*spec)
-        self._checked = False
+        self._kind_of_Y: Any = None  # known once all of it was checked
         self.num_rows = 0
         for _ in self._batches(4096):
             pass
+        if self.num_rows == 0:
+            raise InvalidDataError("data must be a Dataset with at least one row; found none.")
 
     def blocks(self, size: int) -> Iterator[Pair]:
         """Batches joined, or cut, to so many rows; the last block has what is left."""
@@ -115,14 +117,15 @@ class DatasetRows(DataRows):
     def _batches(self, size: int) -> Iterator[Pair]:
         """As they come, of so many rows if they do not; the first time they are checked and counted."""
         dataset = self.dataset if self.is_batched else self.dataset.batch(size)
-        count = 0
+        count, kind = 0, self._kind_of_Y
         for X, Y in dataset.as_numpy_iterator():
-            if not self._checked:
+            if self._kind_of_Y is None:
                 X, Y = (x.numpy() for x in prepare_data((X, Y), self.likelihood))
+                kind = Y.dtype
             count += len(X)
-            yield as_computed(X, Y)
-        if not self._checked:
-            self.num_rows, self._checked = count, True
+            yield as_computed(X, np.asarray(Y, kind))
+        if self._kind_of_Y is None:
+            self.num_rows, self._kind_of_Y = count, kind
         if count != self.num_rows:
             raise InvalidDataError(
                 f"data has changed its number of rows: {self.num_rows} when it was first read, now "

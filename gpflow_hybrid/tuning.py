@@ -55,9 +55,10 @@ KEPT_PROJECTIONS = 2**30
 """Bytes of projections that a sparse model keeps while the hyperparameters stay; more are found again for
 every sum over the rows."""
 
-THREADED_INDUCING = 200
-"""Inducing variables from which several BLAS threads pay: with fewer the likelihood takes most of the time,
-and threads wait for each other, many times as long beside other work."""
+THREADED_PROJECTIONS = 2**20
+"""Elements of the projections of a sparse model from which a thread is worth it. Blocks of rows are divided
+among threads, each with one of BLAS'; on fewer elements they wait for Python's lock longer than they
+compute."""
 
 THREADED_ELEMENTS = 2**18
 """Elements of a matrix from which several BLAS threads pay: a triangle of 724×724. For factor, inverse and

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,19 +10,14 @@ import numpy as np
 import tensorflow as tf
 from gpflow.likelihoods import Likelihood
 
-from ..errors import ConvergenceWarning
 from ..priors import Array, Prior, PriorMoments
 from ..sites import SiteValues
 from ..stand_ins import leaves_of
 from .common import Collapse, Method, Solution
 from .options import TRAINING
 from .questions import Iteration, Question
+from .remarks import Remark, Remarks
 from .servers import Respondent, is_answered_on_arrays, run, run_in_graph
-
-NOT_CONVERGED = (
-    "Inference inside the training loss did not converge: its residual is {:.1e}. Value and gradient are "
-    "not exact at these hyperparameters."
-)
 
 COARSE = (
     "The likelihood's quadrature is too coarse for the posteriors of this training loss: its error is "
@@ -55,46 +48,6 @@ class CollapsedTensors(NamedTuple):
     """Derivatives in the numbers that the likelihood's parameters are, ``[P]``."""
     prior_adjoint: Callable[[], Sequence[tf.Tensor]]
     """The total derivatives in the tensors that the prior was made of; to be asked for once."""
-
-
-class Remarks:
-    """What a training loss has to say, each kind once: an optimiser evaluates it many times.
-
-    A compiled loss has remarks of its own; those of eager calls are a model's, until :meth:`forget`.
-    """
-
-    def __init__(self, silent: bool = False) -> None:
-        self._made: set[str] = set()
-        self._silent = silent
-        self._count = 0
-
-    def forget(self) -> None:
-        """Say everything again."""
-        self._made.clear()
-        self._count = 0
-
-    def count(self) -> int:
-        """Which evaluation this is. The first is an optimiser's start, no trial of its line search."""
-        self._count += 1
-        return 0 if self._silent else self._count
-
-    def make(self, residual: float, remarks: Sequence[str]) -> None:
-        """Warn of what has not been warned of before.
-
-        :param residual: of inference; infinite where it had nothing to start from.
-        """
-        remarks = list(remarks)
-        if self._silent:
-            return
-        if TRAINING.warn_residual < residual < np.inf:
-            remarks.append(NOT_CONVERGED.format(float(residual)))
-        for remark in remarks:
-            kind, *_ = re.split("[:;]", remark)  # what follows has numbers
-            if kind not in self._made:
-                self._made.add(kind)
-                # Python itself would say the same words once in a process; this is another run. No line of
-                # code is to blame.
-                warnings.warn_explicit(remark, ConvergenceWarning, "gpflow_hybrid", 0, __name__, {})
 
 
 class Collapsing(NamedTuple):
@@ -171,12 +124,12 @@ def _with_parameters(
     found = yield from method.collapse(prior, start, *limits)
     said, count = list(found.remarks), remarks.count()
     if count == 1 and (correlation := prior.largest_correlation()) < TRAINING.no_correlation:
-        said.append(INDEPENDENT.format(correlation))
+        said.append(Remark(INDEPENDENT, (correlation,)))
     # A dear question: at evaluations 1, 2, 4, 8, …
     if question is not None and found.solution.has_started and count & (count - 1) == 0 < count:
         error = (yield question(found.q.mean, found.q.variance, *found.solution.sites)).size
         if error > method.tolerated_error:
-            said.append(COARSE.format(float(error)))
+            said.append(Remark(COARSE, (float(error),)))
     remarks.make(found.solution.residual, said)
     if num_own == 0 or not found.solution.has_started:
         return found, np.zeros(num_own)

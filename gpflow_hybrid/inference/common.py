@@ -13,6 +13,7 @@ from ..priors import Array, Covariance, Prior
 from ..sites import SiteValues
 from .options import COLLAPSE, REPORT, RESIDUAL
 from .questions import Iteration, Question
+from .remarks import Remark
 
 # Status of a finished iteration.
 CONVERGED, EXHAUSTED, STALLED, INVALID_START = range(4)
@@ -72,7 +73,7 @@ class Collapse(NamedTuple):
     mean_bar: Array | None = None
     """``∂(L + wᵀρ)/∂m``; that in log Z is one."""
     variance_bar: Array | None = None
-    remarks: tuple[str, ...] = ()
+    remarks: tuple[Remark, ...] = ()
     """What the user ought to know of value or gradient."""
     removed: SiteValues | None = None
     """What the ratios take out of q, if it is not λ*."""

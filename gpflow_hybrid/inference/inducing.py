@@ -24,7 +24,7 @@ from scipy.sparse.linalg import LinearOperator, gmres
 from ..linalg.products import cholesky, congruence, solve_lower
 from ..priors.protocol import Array
 from .common import CONVERGED, EXHAUSTED, INVALID_START, STALLED
-from .options import INDUCING, NEWTON
+from .options import INDUCING, NEWTON, RESIDUAL
 
 
 class SummedSites(NamedTuple):
@@ -177,7 +177,7 @@ class _Evaluation:
         size = np.max(np.abs(self.q.in_units(self.target).flat()))
         found = np.max(np.abs(self.q.in_units(self.step).flat()))
         # Relative where the data barely move the prior.
-        self.residual = float(found / max(min(size, 1.0), 1e-30))
+        self.residual = float(found / max(min(size, 1.0), RESIDUAL.least_target))
 
     @property
     def is_valid(self) -> bool:

@@ -20,9 +20,8 @@ from . import inducing
 from .common import INVALID_START
 from .inducing import InducingPosterior, InducingSolution, Pair, SummedSites
 from .options import COLLAPSE, INDUCING
-from .removal import remarks_on
+from .remarks import Remark, remarks_on
 from .row_sums import GradientSums, RowSums
-from .total_gradient import NOT_EXACT
 
 
 class InducingCollapse(NamedTuple):
@@ -31,7 +30,7 @@ class InducingCollapse(NamedTuple):
     solution: InducingSolution
     value: float
     gradient: GradientSums | None
-    remarks: tuple[str, ...] = ()
+    remarks: tuple[Remark, ...] = ()
 
 
 def collapse(
@@ -68,9 +67,7 @@ def at_solution(rows: RowSums, solution: InducingSolution) -> InducingCollapse:
         return InducingCollapse(solution._replace(status=INVALID_START), np.nan, None)
     assert solution.step is not None
     value = found.value - q.kl + float(w.flat() @ q.in_units(solution.step).flat())
-    remarks = remarks_on(found.num_parts, found.num_data)
-    if error > COLLAPSE.gradient_error:
-        remarks = (*remarks, NOT_EXACT.format(error))
+    remarks = remarks_on(found.num_parts, found.num_data, error)
     return InducingCollapse(solution, value, rows.pull_back(q, w), remarks)
 
 

@@ -23,12 +23,10 @@ import tensorflow as tf
 from gpflow.likelihoods import Likelihood
 
 from ..likelihoods.nodes import NUM_NODES
+from ..likelihoods.ratios import has_cavity, log_expected_ratio
 from ..likelihoods.tilted import (
     Tilted,
-    TiltedGradients,
     mismatch_under_finer_rule,
-    tilted_gradients,
-    tilted_log_ratio,
     tilted_sites,
 )
 from ..linalg import Marginals
@@ -51,7 +49,7 @@ from .common import (
 )
 from .options import PROPAGATION, REPORT
 from .own_parameters import parameter_question
-from .questions import Iteration, Question
+from .questions import Iteration, Question, ratios
 from .reports import QuadratureError
 
 
@@ -74,10 +72,9 @@ def questions_of(alpha: float) -> Questions:
     def sites(likelihood: Likelihood, X: Any, Y: Any, m: Any, v: Any, l1: Any, l2: Any) -> Tilted:
         return tilted_sites(likelihood, X, m, v, Y, l1, l2, alpha)
 
-    gradients = functools.partial(tilted_gradients, alpha)
     return Questions(
         Question(("tilted_sites", alpha), sites, Tilted, 4, (1, 2, 2)),
-        Question(("tilted_gradients", alpha), gradients, TiltedGradients, 4, (0, 2, 2)),
+        ratios(alpha, blend=False),
         Question(("tilted_quadrature_error", alpha), error, QuadratureError, 4, (0,)),
     )
 
@@ -86,7 +83,7 @@ def log_marginal_likelihood(
     q: Marginals, sites: SiteValues, likelihood: Likelihood, X: Any, Y: Any, alpha: float
 ) -> tf.Tensor:
     """EP's ``L_α``, shape ``[]``; NaN where a cavity ``1/v − αλ₂`` is not positive."""
-    ratio = tilted_log_ratio(likelihood, X, q.mean, q.variance, Y, *sites, alpha)
+    ratio = log_expected_ratio(likelihood, X, q.mean, q.variance, Y, *sites, alpha, blend=False)
     return q.log_normaliser + tf.reduce_sum(ratio)
 
 
@@ -122,7 +119,7 @@ def evaluate(alpha: float, prior: Prior, sites: SiteValues) -> Iteration[MatchEv
     found = SitePair(tilted.slope - (lambda_1 - lambda_2 * q.mean), tilted.precision - lambda_2)
     norm = relative_norm(q, found, SitePair(tilted.slope, tilted.precision))
     value = float(q.log_normaliser + np.sum(tilted.log_ratio))
-    ok = is_valid(q) and (1.0 - alpha * lambda_2 * q.variance > 0.0).all()
+    ok = is_valid(q) and has_cavity(q.variance, lambda_2, alpha).all()
     ok = ok and np.isfinite(found.rows).all() and np.isfinite(value)
     return MatchEvaluation(sites, q, found, value, norm if ok else math.inf)
 

@@ -125,12 +125,19 @@ ROUGH_CURVATURE = Question(
 
 
 @functools.cache
-def ratios(alpha: float) -> Question:
-    """``Σ (1/α) log E_q[(p/t)^α]`` and its derivatives, from m, v, λ₁ and λ₂."""
+def ratios(alpha: float, blend: bool = True) -> Question:
+    """``Σ (1/α) log E_q[(p/t)^α]`` and its derivatives, from m, v, λ₁ and λ₂.
+
+    :param blend: whether the likelihood's own expectations have a part for α < 1.
+    """
+    blend = blend and alpha < 1.0
 
     def answer(likelihood: Likelihood, X: Any, Y: Any, *arrays: tf.Tensor) -> RatioGradients:
         m, v, lambda_1, lambda_2 = arrays
-        return ratio_gradients(likelihood, X, Y, m, v, lambda_1, lambda_2, alpha)
+        return ratio_gradients(likelihood, X, Y, m, v, lambda_1, lambda_2, alpha, blend)
 
-    name = ("ratios", alpha)
-    return Question(name, answer, RatioGradients, 4, (0, 2, 2, 2, 2), lambda on: on.ratios(alpha))
+    def host_answer(on: OnArrays) -> Callable[..., RatioGradients] | None:
+        return on.ratios(alpha) if blend or alpha == 1.0 else None
+
+    name = ("ratios", alpha, blend)
+    return Question(name, answer, RatioGradients, 4, (0, 2, 2, 2, 2), host_answer)

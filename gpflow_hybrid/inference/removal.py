@@ -26,12 +26,6 @@ from ..priors.protocol import Array
 from ..sites import SiteValues
 from .options import COLLAPSE
 
-WIDE_CAVITY = (
-    "A cavity does not exist at these hyperparameters, or is much wider than the prior: this concerns {} "
-    "of {} data. The training loss takes only a part of their sites out of q, so that it stays finite and "
-    "continuous."
-)
-
 
 class Removal(NamedTuple):
     """The part s of every site and its derivatives, ``[N, L]`` each."""
@@ -68,11 +62,6 @@ class Removal(NamedTuple):
     def num_parts(self) -> int:
         """Data whose sites are not taken out as a whole."""
         return int(np.sum((self.part < 1.0).any(-1)))
-
-
-def remarks_on(num_parts: int, num_data: int) -> tuple[str, ...]:
-    """What the user ought to know of it."""
-    return (WIDE_CAVITY.format(num_parts, num_data),) if num_parts else ()
 
 
 def removable(alpha: float, lambda_2: Array, v: Array, prior_variance: Array) -> Removal:

@@ -7,25 +7,24 @@ With ``T = C⁻¹A`` of a block, ``P = C Cᵀ`` the precision of q(w), the margi
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from gpflow.likelihoods import Likelihood
 
-from .. import tuning
 from ..likelihoods.expectations import expected_log_site
 from ..likelihoods.first_sites import first_sites_on_arrays
 from ..likelihoods.projected import Maker, Moments, SiteWeights
 from ..likelihoods.ratios import cavity
 from ..linalg.products import combine, product, solve_lower, weighted_gram
-from ..linalg.threads import one_blas_thread
 from ..priors.inducing import InducingPrior, ProjectionBar
 from ..priors.protocol import Array
 from ..rows import DataRows
 from .blocks import Block, total
 from .inducing import ExpectationSums, InducingPosterior, Pair, SummedSites
 from .newton import per_datum
+from .projected_rows import ProjectedRows
 
 
 class ObjectiveSums(NamedTuple):
@@ -76,6 +75,7 @@ class RowSums:
     :param in_parts: whether slopes and gradients are those of an objective that takes sites out of q in
         part where need be, see :mod:`~gpflow_hybrid.inference.removal`.
     :param most_kept: bytes of projections that are kept; ``tuning.KEPT_PROJECTIONS`` by default.
+    :param most_threads: that take blocks, each with one of BLAS'; as many as there are cores by default.
     """
 
     def __init__(
@@ -86,41 +86,16 @@ class RowSums:
         alpha: float,
         in_parts: bool = False,
         most_kept: int | None = None,
+        most_threads: int | None = None,
     ) -> None:
-        self.prior, self.make, self.rows, self.alpha = prior, make, rows, alpha
+        self.prior, self.rows, self.alpha = prior, rows, alpha
         self.power_of_parts = alpha if in_parts else None
-        self.most_kept = tuning.KEPT_PROJECTIONS if most_kept is None else most_kept
-        self.kept_bytes = 0
-        self.rows_of_block = max(256, tuning.PROJECTED_ELEMENTS // len(prior.chol[0]))
-        self._kept: list[Block] | None = None
+        self.blocks = ProjectedRows(prior, make, rows, most_kept, most_threads)
 
     def _sum(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Over all blocks, of tuples that add up."""
-        M = len(self.prior.chol[0])
-        with contextlib.nullcontext() if M >= tuning.THREADED_INDUCING else one_blas_thread():
-            return total(function(block, *arguments) for block in self._blocks())
-
-    def _blocks(self) -> Iterator[Block]:
-        if self._kept is not None:
-            yield from self._kept
-            return
-        kept: list[Block] = []
-        size = 0
-        for X, Y in self.rows.blocks(self.rows_of_block):
-            projections, mean = self.prior.project(X)
-            residual = np.stack([p.residual for p in projections], 1)
-            residual = np.ascontiguousarray(np.broadcast_to(residual, mean.shape))
-            block = Block(X, Y, projections, mean, self.make(X, Y, residual))
-            # With T, one for every latent, which is kept as well.
-            size += X.nbytes + sum(p.A.nbytes for p in projections)
-            size += mean.shape[1] * projections[0].A.nbytes
-            if size <= self.most_kept:
-                kept.append(block)
-            else:
-                kept.clear()
-            yield block
-        if size <= self.most_kept:
-            self._kept, self.kept_bytes = kept, size
+        with contextlib.closing(self.blocks.each(function, *arguments)) as parts:
+            return total(parts)
 
     def expectations(
         self, q: InducingPosterior, largest_variance: float = np.inf
@@ -185,7 +160,7 @@ class RowSums:
 
     def sites(self, q: InducingPosterior) -> SiteSummary:
         """Of the sites that q says of every datum."""
-        return summarised([self._sites(b, q) for b in self._blocks()])
+        return summarised(list(self.blocks.each(self._sites, q)))
 
     @staticmethod
     def _sites(block: Block, q: InducingPosterior) -> SiteSummary:
@@ -196,16 +171,24 @@ class RowSums:
 
     def missing_cavities(self, q: InducingPosterior) -> MissingCavities | None:
         """Where ``1/v − αλ₂`` is not positive at the sites that q says, if anywhere."""
-        first, count, start = None, 0, 0
-        for block in self._blocks():
-            at = block.at(q).moments
-            precision = 1.0 / at.v - self.alpha * at.sites.lambda_2
-            bad = np.argwhere(~(precision > 0.0))
-            if first is None and len(bad):
-                n, latent = bad[0]
-                first = (start + int(n), int(latent), float(precision[n, latent]))
-            count, start = count + len(bad), start + len(at.v)
-        return None if first is None else MissingCavities(*first, count)
+        found, start = [], 0
+        for num_rows, missing in self.blocks.each(self._missing_cavities, q):
+            if missing is not None:
+                found.append(missing._replace(n=start + missing.n))
+            start += num_rows
+        return found[0]._replace(number=sum(x.number for x in found)) if found else None
+
+    def _missing_cavities(
+        self, block: Block, q: InducingPosterior
+    ) -> tuple[int, MissingCavities | None]:
+        """The rows of a block, and those without a cavity."""
+        at = block.at(q).moments
+        precision = 1.0 / at.v - self.alpha * at.sites.lambda_2
+        bad = np.argwhere(~(precision > 0.0))
+        if not len(bad):
+            return len(at.v), None
+        n, latent = map(int, bad[0])
+        return len(at.v), MissingCavities(n, latent, float(precision[n, latent]), len(bad))
 
     def product(self, q: InducingPosterior, x: Pair) -> Pair:
         """``(∂G/∂q) x``."""

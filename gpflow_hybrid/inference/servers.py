@@ -22,7 +22,7 @@ from ..compilation import compiled
 from ..likelihoods.densities import values_of
 from ..likelihoods.on_arrays import Observations, on_arrays, works_on_arrays
 from ..linalg.host import call_on_host
-from ..linalg.threads import blas_threads_for_rows
+from ..linalg.threads import host_arithmetic
 from ..priors import Array
 from ..stand_ins import parameters_of, read_once
 from .questions import Iteration, Question, Request, understood
@@ -38,9 +38,7 @@ def run(
     iteration: Iteration[Result], likelihood: Likelihood, data: tuple[tf.Tensor, tf.Tensor]
 ) -> Result:
     """An iteration to its end, outside of any graph."""
-    rows = int(data[0].shape[0])
-    # What is not finite comes out so, as in TensorFlow.
-    with np.errstate(all="ignore"), blas_threads_for_rows(rows):
+    with host_arithmetic(int(data[0].shape[0])):
         return _run(iteration, answer_eagerly(likelihood, *data))
 
 
@@ -73,7 +71,7 @@ def answers_on_arrays(questions: Iterable[Question], likelihood: Likelihood) -> 
 
 def run_on_arrays(iteration: Iteration[Result], answers: Answers, data: Observations) -> Result:
     """An iteration to its end, on arrays alone."""
-    with np.errstate(all="ignore"), blas_threads_for_rows(len(data.X)):
+    with host_arithmetic(len(data.X)):
         return _run(iteration, lambda r: answers[r.question](data, *r.arrays))
 
 

@@ -29,6 +29,7 @@ from gpflow.likelihoods import Likelihood
 
 from ..likelihoods.expectations import ExpectationGradients, expectation_gradients
 from ..likelihoods.ratio_gradients import RatioGradients, tilted_log_prob
+from ..likelihoods.ratios import has_cavity
 from ..linalg import Marginals
 from ..priors import Array, Prior
 from ..sites import SiteValues
@@ -50,13 +51,10 @@ from .newton import NewtonSystem, per_datum
 from .options import COLLAPSE
 from .own_parameters import parameter_question
 from .questions import CURVATURE, EXPECTATIONS, ROUGH_CURVATURE, Iteration, ratios
-from .removal import remarks_on, removable
+from .remarks import Remark, remarks_on
+from .removal import removable
 from .reports import OWN_QUADRATURE_ERROR
 from .variational import newton, newton_direction, newton_from, newton_system
-
-NOT_EXACT = (
-    "The total gradient is not exact at these hyperparameters; its relative error is {:.1e}."
-)
 
 
 class Adjoint(NamedTuple):
@@ -93,7 +91,7 @@ def collapse(
         system = yield from newton_system(at, rough=alpha == 0.0, for_adjoint=True)
     solution = solution._replace(sites=end.sites, value=end.elbo, residual=end.residual_norm)
     adjoint, weights = _bound(end), SitePair(np.zeros_like(end.q.mean), np.zeros_like(end.q.mean))
-    remarks: tuple[str, ...] = ()
+    remarks: tuple[Remark, ...] = ()
     removed, prior_variance_bar = end.sites, None
     if alpha > 0.0:
         m, v = end.q.mean, end.q.variance
@@ -105,9 +103,7 @@ def collapse(
         if not (np.isfinite(ratio.value) and np.isfinite(weights.rows).all()):
             return no_collapse(solution._replace(status=INVALID_START))
         adjoint = _total_adjoint(system, end, ratio, weights)
-        remarks = remarks_on(removal.num_parts, len(m))
-        if error > COLLAPSE.gradient_error:
-            remarks = (*remarks, NOT_EXACT.format(error))
+        remarks = remarks_on(removal.num_parts, len(m), error)
     # Σ is that of the step before the last. With λ₂ = λ₂' − b, A'Λ' = AΛ + ABAᵀ to first order: v̄ − ½b
     # takes the place of v̄. What b changes in A diag(v̄) Aᵀ and A m̄ is left out: a relative error of
     # these, which vanish for the ELBO, of the size of b.
@@ -129,7 +125,7 @@ def collapse(
 def at_fixed_sites(alpha: float, prior: Prior, sites: SiteValues, *_: Any) -> Iteration[Collapse]:
     """``L_α`` and its derivatives at the given λ, which does not follow the hyperparameters."""
     at = yield from evaluate(prior, sites)
-    has_objective = np.isfinite(at.elbo) and (alpha * sites.lambda_2 * at.q.variance < 1.0).all()
+    has_objective = np.isfinite(at.elbo) and has_cavity(at.q.variance, sites.lambda_2, alpha).all()
     status = CONVERGED if has_objective else INVALID_START
     solution = Solution(sites, status, 0, 1, at.elbo, 0.0)
     if status == INVALID_START:

@@ -15,16 +15,15 @@ from gpflow.likelihoods import Likelihood
 from gpflow.likelihoods.utils import inv_probit
 
 from ..stand_ins import parameters_of
+from .coupled_families import HeteroskedasticDensity, SoftmaxDensity
 from .density import Array, Density
 from .families import (
     BetaDensity,
     GammaDensity,
     GaussianDensity,
-    HeteroskedasticDensity,
     LogitDensity,
     OrdinalDensity,
     ProbitDensity,
-    SoftmaxDensity,
     SqueezedProbitDensity,
     StudentTDensity,
     exponential,

@@ -66,6 +66,10 @@ class Density(abc.ABC):
     def at(self, f: Array, second: bool = True) -> PointDerivatives:
         """``log p`` and its derivatives in f."""
 
+    def log_prob(self, f: Array) -> Array:
+        """``log p`` alone; what rounds off 1 may be lost."""
+        return self.at(f, False).log_prob
+
     def in_parameters(self, f: Array) -> list[InParameter]:
         """In every parameter of the likelihood, in the order of its values."""
         return []

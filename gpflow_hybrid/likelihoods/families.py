@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from ..namespaces import ARRAYS
 from .density import Array, Density, Expected, ExpectedPower, InParameter
 from .log_cdf import log_cdf
 from .node_rules import PointDerivatives
@@ -17,6 +16,9 @@ from .probit_powers import expected_cdf_power
 
 SQUEEZE = 1e-3
 """GPflow's ``inv_probit`` keeps probabilities so far from 0 and 1."""
+
+UNDERFLOW = -37.0
+"""Below this Φ has few digits or none."""
 
 
 def _scalar(log_prob: Array, first: Array, second: Array | None) -> PointDerivatives:
@@ -129,6 +131,15 @@ class ProbitDensity(Density):
         z = self.sign * f
         H = log_cdf(z, 2) if second else None
         return _scalar(log_cdf(z), self.sign * log_cdf(z, 1), H)
+
+    def log_prob(self, f: Array) -> Array:
+        z = self.sign * f
+        cdf = special.ndtr(z)
+        with np.errstate(divide="ignore"):
+            value = np.log(cdf, out=cdf)
+        if z.min(initial=0.0) < UNDERFLOW:
+            value[z < UNDERFLOW] = special.log_ndtr(z[z < UNDERFLOW])
+        return value
 
     def expected_power(self, m: Array, v: Array, alpha: float) -> ExpectedPower:
         z = (self.sign * m).ravel()
@@ -246,50 +257,6 @@ class OrdinalDensity(Density):
             0.5 * d[0] / sigma,
             self.sigma * d[0] / sigma,
         ]
-
-
-class HeteroskedasticDensity(Density):
-    """``N(y; f₁, exp(f₂)²)``."""
-
-    is_scalar = False
-
-    def __init__(self, y: Array) -> None:
-        self.y = y[:, 0]
-
-    def at(self, f: Array, second: bool = True) -> PointDerivatives:
-        r, precision = self.y - f[..., 0], np.exp(-2.0 * f[..., 1])
-        a = r * precision
-        b = r * a
-        log_prob = -0.5 * (np.log(2.0 * np.pi) + b) - f[..., 1]
-        first = ARRAYS.latents([a, b - 1.0])
-        if not second:
-            return PointDerivatives(log_prob, first, [])
-        cross = -2.0 * a
-        rows = [ARRAYS.latents([-precision, cross]), ARRAYS.latents([cross, -2.0 * b])]
-        return PointDerivatives(log_prob, first, rows)
-
-
-class SoftmaxDensity(Density):
-    """``exp(f_y) / Σ exp(f)``."""
-
-    is_scalar = False
-
-    def __init__(self, y: Array, num_classes: int) -> None:
-        self.chosen = np.asfortranarray(np.eye(num_classes)[y[:, 0].astype(int)])
-
-    def at(self, f: Array, second: bool = True) -> PointDerivatives:
-        log_p = f - np.max(f, axis=-1, keepdims=True)
-        p = np.exp(log_p)
-        total = np.sum(p, axis=-1, keepdims=True)
-        log_p -= np.log(total)
-        p /= total
-        rows = []
-        if second:
-            for k in range(p.shape[-1]):
-                row = p * p[..., k : k + 1]
-                row[..., k] -= p[..., k]
-                rows.append(row)
-        return PointDerivatives(np.sum(self.chosen * log_p, -1), self.chosen - p, rows)
 
 
 def _gaussian(z: Array) -> Array:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +14,6 @@ from gpflow.quadrature import NDiagGHQuadrature
 
 from .. import tuning
 from ..errors import InvalidDataError
-from ..linalg.threads import num_threads
 from ..stand_ins import floating_variables, parameters_of
 from .averaged import Averaged
 from .densities import density_of, values_of
@@ -43,7 +41,7 @@ from .nodes import NUM_NODES, covering_nodes, hermite_product, mirrored_points, 
 from .probit import ProbitBernoulli
 from .projected import Maker, Moments, ProjectedLikelihood, SiteWeights
 from .ratio_gradients import RatioGradients
-from .ratios import cavity
+from .ratios import cavity, has_cavity
 
 NUM_OUTER_COUPLED = {2: 10, 3: 5}
 """Gauss–Hermite nodes per latent under q of likelihoods that couple so many."""
@@ -118,7 +116,7 @@ class Marginalised(ProjectedLikelihood):
             d_v += np.sum(pi * d_h * (nodes - at.m), 0) / (2.0 * at.v)
             d_1 -= np.sum(pi * nodes, 0)
             d_2 += 0.5 * np.sum(pi * nodes * nodes, 0)
-        exists = np.all(self.alpha * lambda_2 * at.v < 1.0)
+        exists = np.all(has_cavity(at.v, lambda_2, self.alpha))
         return RatioGradients(value if exists else np.nan, d_m, d_v, d_1, d_2)
 
     def pull_back(self, at: Moments, weights: SiteWeights | None) -> Pulled:
@@ -152,21 +150,15 @@ def _cut(x: Any, rows: slice) -> Any:
 
 
 class InChunks(ProjectedLikelihood):
-    """A few data at a time, so that their nodes stay in a core's cache, on as many threads as there are
-    cores: NumPy's functions let go of Python's lock."""
+    """A few data at a time, so that their nodes stay in a core's cache."""
 
     def __init__(self, make: Maker, size: int, X: Array, Y: Array, variance: Array) -> None:
         self.rows = [slice(i, i + size) for i in range(0, len(X), size)]
         self.parts = [make(X[r], Y[r], variance[r]) for r in self.rows]
 
     def _each(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        def call(part: ProjectedLikelihood, rows: slice) -> Any:
-            with np.errstate(all="ignore"):
-                return function(part, *(_cut(x, rows) for x in arguments))
-
-        if len(self.parts) == 1 or num_threads() == 1:
-            return list(map(call, self.parts, self.rows))
-        return list(_threads().map(call, self.parts, self.rows))
+        parts = zip(self.parts, self.rows, strict=True)
+        return [function(part, *(_cut(x, rows) for x in arguments)) for part, rows in parts]
 
     def expectations(self, m: Array, v: Array, largest: float = math.inf) -> ExpectationGradients:
         found = self._each(lambda part, *x: part.expectations(*x, largest), m, v)
@@ -189,11 +181,6 @@ class InChunks(ProjectedLikelihood):
 
     def inner_error(self, m: Array) -> float:
         return max(self._each(lambda part, x: part.inner_error(x), m))
-
-
-@functools.cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(num_threads())
 
 
 def own_rule_on_arrays(likelihood: Likelihood, num_latent: int) -> NodeRule | None:

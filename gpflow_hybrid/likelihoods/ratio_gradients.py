@@ -41,11 +41,12 @@ def ratio_gradients(
     lambda_1: tf.Tensor,
     lambda_2: tf.Tensor,
     alpha: float,
+    blend: bool = True,
 ) -> RatioGradients:
     """``Σ ℓ_α`` and its derivatives; by quadrature, sums over nodes ``f = m + √v z`` that follow q.
 
     With ``h = log p − log t`` and the tilted weights ``π ∝ w exp(αh)``, ``∂ℓ_α = Σ π ∂h``; for α < 1 there
-    is also what :func:`log_expected_ratio` blends in.
+    is also what :func:`log_expected_ratio` blends in, if it shall.
     """
     cav = cavity(m, v, lambda_1, lambda_2, alpha)
     if log_expected_power(likelihood, X, cav.mean, cav.variance, Y, alpha) is not None:
@@ -58,7 +59,7 @@ def ratio_gradients(
         return RatioGradients(total, *tape.gradient(total, arguments, unconnected_gradients=zero))
     rule = covering_rule(type(likelihood), m, v, cav)
     at = point_derivatives(likelihood, X, Y, rule[0], False)
-    E = expectation_gradients(likelihood, X, m, v, Y) if alpha < 1.0 else None
+    E = expectation_gradients(likelihood, X, m, v, Y) if blend and alpha < 1.0 else None
     return ratio_gradients_by(rule, at, (m, v, lambda_1, lambda_2), alpha, E)
 
 
@@ -72,7 +73,13 @@ class Tilting(NamedTuple):
 
 
 def tilting(
-    nodes: Any, log_weights: Any, log_prob: Any, lambda_1: Any, lambda_2: Any, alpha: float
+    nodes: Any,
+    log_weights: Any,
+    log_prob: Any,
+    lambda_1: Any,
+    lambda_2: Any,
+    alpha: float,
+    blend: bool = True,
 ) -> Tilting:
     """``π ∝ w exp(αh)``, less ``(1 − α)w`` where the likelihood's own ``ℓ_0`` is blended in."""
     xp = functions_of(nodes)
@@ -86,7 +93,9 @@ def tilting(
     if alpha == 1.0:
         return Tilting(weights, value, 0.0, finite)
     mean, value = mean_and_power_mean(log_weights, h, alpha)
-    return Tilting(weights - (1.0 - alpha) * xp.exp(log_weights), value, mean, finite)
+    if blend:
+        weights = weights - (1.0 - alpha) * xp.exp(log_weights)
+    return Tilting(weights, value, mean, finite)
 
 
 def ratio_gradients_by(
@@ -94,13 +103,13 @@ def ratio_gradients_by(
 ) -> RatioGradients:
     """``Σ ℓ_α`` and its derivatives in m, v, λ₁ and λ₂ by nodes, of tensors or arrays.
 
-    :param E: the likelihood's own expectations; needed for α < 1.
+    :param E: the likelihood's own expectations, which are blended in for α < 1; None without them.
     """
     m, v, lambda_1, lambda_2 = arguments
     nodes, log_weights = rule
     xp = functions_of(m)
     weights, value, mean, finite = tilting(
-        nodes, log_weights, at.log_prob, lambda_1, lambda_2, alpha
+        nodes, log_weights, at.log_prob, lambda_1, lambda_2, alpha, E is not None
     )
     if len(weights.shape) == 2:
         weights, finite = weights[..., None], finite[..., None]
@@ -113,7 +122,7 @@ def ratio_gradients_by(
         0.5 * xp.sum(of_nodes * nodes, 0),
     ]
     total = xp.sum(value)
-    if alpha < 1.0:
+    if E is not None:
         log_site = xp.sum(expected_log_site(m, v, lambda_1, lambda_2))
         total += (1.0 - alpha) * (xp.sum(E.value) - log_site - xp.sum(mean))
         own = (

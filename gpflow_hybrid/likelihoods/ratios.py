@@ -55,8 +55,13 @@ class Cavity(NamedTuple):
     log_scale_over_alpha: Any  # (1/α) log E_q[t^−α]
 
 
+def has_cavity(Fvar: Any, lambda_2: Any, alpha: float) -> Any:
+    """Whether ``1/v − αλ₂ > 0``, for every site: ``q/t^α`` is a Gaussian."""
+    return alpha * lambda_2 * Fvar < 1.0
+
+
 def cavity(Fmu: Any, Fvar: Any, lambda_1: Any, lambda_2: Any, alpha: float) -> Cavity:
-    """The cavity of every datum; it exists where ``1/v − αλ₂ > 0`` and is NaN elsewhere.
+    """The cavity of every datum; NaN where it does not exist.
 
     ``log E_q[t^−α] = −α log t(m) − ½ log(1 − αλ₂v) + ½ α² (λ₁ − λ₂m)² v / (1 − αλ₂v)``
     """
@@ -66,7 +71,7 @@ def cavity(Fmu: Any, Fvar: Any, lambda_1: Any, lambda_2: Any, alpha: float) -> C
     variance = Fvar / shrinkage
     return Cavity(
         Fmu - alpha * slope * variance,
-        xp.where(shrinkage > 0.0, variance, np.nan),
+        xp.where(has_cavity(Fvar, lambda_2, alpha), variance, np.nan),
         -(lambda_1 - 0.5 * lambda_2 * Fmu) * Fmu
         - 0.5 * xp.log1p(-alpha * lambda_2 * Fvar) / alpha
         + 0.5 * alpha * slope * slope * variance,
@@ -82,10 +87,14 @@ def log_expected_ratio(
     lambda_1: tf.Tensor,
     lambda_2: tf.Tensor,
     alpha: float,
+    blend: bool = True,
 ) -> tf.Tensor:
     """``ℓ_α = (1/α) log E_q[(p/t)^α]``, and ``E_q[log p − log t]`` at α = 0; ``[N]``.
 
     NaN where the cavity ``1/v − αλ₂`` is not positive: there the integral diverges.
+
+    :param blend: whether the likelihood's own ``ℓ_0`` has a part for α < 1. Without it the value is as
+        accurate as its nodes: enough where q is near the tilted distribution, as at EP's fixed point.
     """
     if alpha > 0.0:
         cav = cavity(Fmu, Fvar, lambda_1, lambda_2, alpha)
@@ -93,11 +102,12 @@ def log_expected_ratio(
         if closed_form is not None:
             return closed_form + tf.reduce_sum(cav.log_scale_over_alpha, -1)
 
-    expected = variational_expectations(likelihood, X, Fmu, Fvar, Y) - tf.reduce_sum(
-        expected_log_site(Fmu, Fvar, lambda_1, lambda_2), -1
-    )
+    def expected() -> tf.Tensor:
+        log_site = expected_log_site(Fmu, Fvar, lambda_1, lambda_2)
+        return variational_expectations(likelihood, X, Fmu, Fvar, Y) - tf.reduce_sum(log_site, -1)
+
     if alpha == 0.0:
-        return expected
+        return expected()
 
     scalar = isinstance(likelihood, ScalarLikelihood)
     nodes, log_weights = covering_rule(type(likelihood), Fmu, Fvar, cav)
@@ -110,7 +120,7 @@ def log_expected_ratio(
         mean, value = mean_and_power_mean(log_weights, log_p - tf.reduce_sum(log_t, -1), alpha)
     # A cavity that does not exist is NaN; say so also where the nodes did not depend on it.
     value = value + 0.0 * tf.reduce_sum(cav.variance, -1)
-    return value if alpha == 1.0 else value + (1.0 - alpha) * (expected - mean)
+    return value + (1.0 - alpha) * (expected() - mean) if blend and alpha < 1.0 else value
 
 
 def covering_rule(kind: type[Likelihood], Fmu: Any, Fvar: Any, cav: Cavity) -> tuple[Any, Any]:

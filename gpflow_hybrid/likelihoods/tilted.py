@@ -32,30 +32,6 @@ class Tilted(NamedTuple):
     precision: tf.Tensor  # λ₂ of the matching site
 
 
-def tilted_log_ratio(
-    likelihood: ScalarLikelihood,
-    X: TensorType,
-    Fmu: tf.Tensor,
-    Fvar: tf.Tensor,
-    Y: TensorType,
-    lambda_1: tf.Tensor,
-    lambda_2: tf.Tensor,
-    alpha: float,
-) -> tf.Tensor:
-    """``(1/α) log E_q[(p/t)^α]``, ``[N]``, without a blend for α < 1; NaN without a cavity.
-
-    By quadrature where there is no closed form: accurate where q is near the tilted distribution, as
-    it is at EP's fixed point.
-    """
-    cav = cavity(Fmu, Fvar, lambda_1, lambda_2, alpha)
-    closed_form = log_expected_power(likelihood, X, cav.mean, cav.variance, Y, alpha)
-    if closed_form is not None:
-        return closed_form + tf.reduce_sum(cav.log_scale_over_alpha, -1)
-    _, log_weights, h = _ratio_at_nodes(likelihood, X, Fmu, Fvar, Y, lambda_1, lambda_2, alpha)
-    value = mean_and_power_mean(log_weights, h, alpha)[1]
-    return tf.reduce_sum(value + 0.0 * cav.variance, -1)
-
-
 def tilted_sites(
     likelihood: ScalarLikelihood,
     X: TensorType,
@@ -85,9 +61,9 @@ def tilted_sites(
             d2 / (alpha * tilted_part),
         )
 
-    nodes, log_weights, h = _ratio_at_nodes(
-        likelihood, X, Fmu, Fvar, Y, lambda_1, lambda_2, alpha, num_nodes
-    )
+    nodes, log_weights = covering_nodes(Fmu, Fvar, cav.mean, cav.variance, num_nodes)
+    nodes, log_p, log_weights = log_prob_and_weights(likelihood, nodes, log_weights, X, Y, Fmu)
+    h = log_p - (lambda_1 - 0.5 * lambda_2 * nodes) * nodes  # log p − log t, [Q, N, L]
     value = mean_and_power_mean(log_weights, h, alpha)[1]
     weights = tf.nn.softmax(log_weights + alpha * h, axis=0)
     shift = tf.reduce_sum(weights * (nodes - Fmu), 0)
@@ -99,45 +75,6 @@ def tilted_sites(
         lambda_1 - lambda_2 * Fmu + shift / (alpha * variance),
         lambda_2 + (1.0 / variance - 1.0 / Fvar) / alpha,
     )
-
-
-def _ratio_at_nodes(
-    likelihood: ScalarLikelihood,
-    X: TensorType,
-    Fmu: tf.Tensor,
-    Fvar: tf.Tensor,
-    Y: TensorType,
-    lambda_1: tf.Tensor,
-    lambda_2: tf.Tensor,
-    alpha: float,
-    num_nodes: int = NUM_NODES[1],
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Nodes, log weights of q, and ``log p − log t`` there, ``[Q, N, L]`` each."""
-    cav = cavity(Fmu, Fvar, lambda_1, lambda_2, alpha)
-    nodes, log_weights = covering_nodes(Fmu, Fvar, cav.mean, cav.variance, num_nodes)
-    nodes, log_p, log_weights = log_prob_and_weights(likelihood, nodes, log_weights, X, Y, Fmu)
-    return nodes, log_weights, log_p - (lambda_1 - 0.5 * lambda_2 * nodes) * nodes
-
-
-class TiltedGradients(NamedTuple):
-    """``(1/α) Σ log E_q[(p/t)^α]`` and its derivatives in m and v, ``[N, L]``."""
-
-    value: tf.Tensor
-    m: tf.Tensor
-    v: tf.Tensor
-
-
-def tilted_gradients(
-    alpha: float, likelihood: ScalarLikelihood, X: TensorType, Y: TensorType, *at: tf.Tensor
-) -> TiltedGradients:
-    """The sum of :func:`tilted_log_ratio`, differentiated, at m, v, λ₁ and λ₂."""
-    m, v, lambda_1, lambda_2 = at
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
-        tape.watch((m, v))
-        ratio = tilted_log_ratio(likelihood, X, m, v, Y, lambda_1, lambda_2, alpha)
-        total = tf.reduce_sum(ratio)
-    zero = tf.UnconnectedGradients.ZERO
-    return TiltedGradients(total, *tape.gradient(total, (m, v), unconnected_gradients=zero))
 
 
 def mismatch_under_finer_rule(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from .threads import blas_threads_for_rows
+from .threads import host_arithmetic
 
 
 def call_on_host(
@@ -28,9 +28,7 @@ def call_on_host(
     dtypes = dtype if isinstance(dtype, list) else [dtype] * len(shapes)
 
     def quietly(*arrays: Any) -> tuple[Any, ...]:
-        # What is not finite comes out so, as in TensorFlow, without NumPy's warnings.
-        rows = max((x.shape[-2] for x in arrays if x.ndim > 1), default=0)
-        with np.errstate(all="ignore"), blas_threads_for_rows(rows):
+        with host_arithmetic(max((x.shape[-2] for x in arrays if x.ndim > 1), default=0)):
             found = function(*arrays)
         return tuple(np.asarray(x, d.as_numpy_dtype) for x, d in zip(found, dtypes, strict=True))
 

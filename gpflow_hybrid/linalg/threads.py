@@ -1,5 +1,8 @@
 """How many threads BLAS takes: one for small matrices, where threads wait for each other longer than they
-compute, many times as long when other work has the cores."""
+compute, many times as long when other work has the cores.
+
+A limit is the whole process': it holds as long as any thread is inside, and is lifted by the last.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,23 @@ import contextlib
 import functools
 import os
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
+import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from .. import tuning
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
 _lock = threading.Lock()
 _inside = 0
 _limiter: Any = None
+_given_threads: int | None = None
 _most_threads: int | None = None
 
 
@@ -27,14 +37,20 @@ def limit_threads(number: int) -> None:
 
 
 def num_threads() -> int:
-    """For work that is divided among threads: as many as there are cores, if nobody has set a limit."""
-    cores = os.cpu_count() or 1
-    return cores if _most_threads is None else min(cores, _most_threads)
+    """For work that is divided among threads: as many as BLAS was given (``OMP_NUM_THREADS``), one for
+    every core by default."""
+    _controller()
+    limits = (os.cpu_count(), _given_threads, _most_threads)
+    return min(x for x in limits if x is not None)
 
 
 @functools.cache
 def _controller() -> ThreadpoolController:
-    return ThreadpoolController()
+    global _given_threads
+    found = ThreadpoolController()
+    given = [x["num_threads"] for x in found.info() if x["user_api"] == "blas"]
+    _given_threads = max(given, default=None)  # before it is limited here
+    return found
 
 
 def blas_threads_for_rows(num_rows: int) -> contextlib.AbstractContextManager[None]:
@@ -43,11 +59,15 @@ def blas_threads_for_rows(num_rows: int) -> contextlib.AbstractContextManager[No
 
 
 @contextlib.contextmanager
-def blas_threads_for(elements: int) -> Iterator[None]:
-    """As many threads as matrices of so many elements are worth.
+def host_arithmetic(num_rows: int) -> Iterator[None]:
+    """NumPy without warnings, as what is not finite comes out so, and the same threads."""
+    with np.errstate(all="ignore"), blas_threads_for_rows(num_rows):
+        yield
 
-    The limit is the whole process': it holds as long as any thread is inside, and is lifted by the last.
-    """
+
+@contextlib.contextmanager
+def blas_threads_for(elements: int) -> Iterator[None]:
+    """As many threads as matrices of so many elements are worth."""
     if elements > tuning.THREADED_ELEMENTS:
         yield
         return
@@ -57,13 +77,13 @@ def blas_threads_for(elements: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """No more than one; the limit is the whole process', as long as any thread is inside."""
+    """No more than one."""
     global _inside, _limiter
     with _lock:
-        _inside += 1
-        if _inside == 1:
+        if _inside == 0:
             _limiter = _controller().limit(limits=1, user_api="blas")
             _limiter.__enter__()
+        _inside += 1
     try:
         yield
     finally:
@@ -72,3 +92,25 @@ def one_blas_thread() -> Iterator[None]:
             if _inside == 0:
                 _limiter.__exit__(None, None, None)
                 _limiter = None
+
+
+def in_parallel(
+    function: Callable[[Item], Result], items: Iterable[Item], threads: int
+) -> Iterator[Result]:
+    """``function`` of every item, in their order, so many at a time; no item is read before its turn."""
+    if threads == 1:
+        yield from map(function, items)
+        return
+
+    def quietly(item: Item) -> Result:
+        with np.errstate(all="ignore"):  # which a new thread does not inherit
+            return function(item)
+
+    with ThreadPoolExecutor(threads) as pool:
+        waiting: deque[Future[Result]] = deque()
+        for item in items:
+            waiting.append(pool.submit(quietly, item))
+            if len(waiting) > threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()

@@ -4,7 +4,8 @@ With ``K_uu = L Lᵀ`` and the whitened inducing variables ``u = L w``, ``w ~ N(
 
     A = L⁻¹ K_uf  [M, N],     a = Aᵀw,     f | a ~ N(a + μ₀, k̃),     k̃ = diag K_ff − diag AᵀA.
 
-TensorFlow evaluates kernels, outside of any graph; the rest is BLAS on arrays.
+Kernels are evaluated outside of any graph (:mod:`~gpflow_hybrid.priors.inducing_kernels`); the rest is BLAS
+on arrays.
 """
 
 from __future__ import annotations
@@ -14,9 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from gpflow import covariances
 from gpflow.base import Module
-from gpflow.config import default_jitter
+from gpflow.functions import Zero
 from gpflow.inducing_variables import (
     InducingVariables,
     SeparateIndependentInducingVariables,
@@ -29,6 +29,7 @@ from ..covariances import latent_kernels, prior_mean
 from ..errors import NonFiniteError
 from ..linalg.products import cholesky, product, solve_lower, squared_norms
 from ..stand_ins import is_taken_apart, parameters_of, with_values
+from .inducing_kernels import InducingKernel, StationaryKernel, TapedKernel, taped_gradients
 from .protocol import Array
 
 SMALLEST_RESIDUAL = 1e-10
@@ -100,8 +101,23 @@ class InducingPrior:
             self.sources = [tf.convert_to_tensor(p) for p in parameters_of(parts)]
             parts = with_values(parts, self.sources)
         self.mean_function, self.num_latent = parts.mean_function, num_latent
-        self.parts = independent_parts(parts.kernel, parts.inducing_variable)
-        self.chol = [cholesky(K.numpy()) for K in self._Kuu()]
+        self.kernels = self._kernels(parts)
+        self.chol = [cholesky(k.at_inducing()) for k in self.kernels]
+
+    def _kernels(self, parts: _Parts) -> list[InducingKernel]:
+        """One for each part, of the original or with values in place of parameters."""
+        original = self._original
+        pairs = independent_parts(original.kernel, original.inducing_variable)
+        taped = independent_parts(parts.kernel, parts.inducing_variable)
+        parameters = parameters_of(original)
+        found: list[InducingKernel] = []
+        for (kernel, variables), pair in zip(pairs, taped, strict=True):
+            if self._reads_once and StationaryKernel.serves(kernel, variables):
+                values = [x.numpy() for x in self.sources]
+                found.append(StationaryKernel(kernel, variables, parameters, values))
+            else:
+                found.append(TapedKernel(*pair, self.sources))
+        return found
 
     @property
     def is_valid(self) -> bool:
@@ -117,75 +133,60 @@ class InducingPrior:
                 "points have come close to each other, use fewer of them."
             )
 
-    def _Kuu(self) -> list[tf.Tensor]:
-        return [covariances.Kuu(iv, k, jitter=default_jitter()) for k, iv in self.parts]
-
-    def _at_data(self, X: tf.Tensor) -> tuple[list[tf.Tensor], list[tf.Tensor], tf.Tensor]:
-        """``K_uf`` and ``diag K_ff`` of every part, and ``μ₀``."""
-        cross = [covariances.Kuf(iv, k, X) for k, iv in self.parts]
-        diagonal = [k(X, full_cov=False) for k, _ in self.parts]
-        return cross, diagonal, prior_mean(self.mean_function, X, self.num_latent)
-
     def project(self, X: Array) -> tuple[list[Projection], Array]:
         """The projections of some rows, one for each part, and ``μ₀ [N, L]``."""
-        cross, diagonal, mean = self._at_data(tf.constant(X))
         found = []
-        for L, K, variance in zip(self.chol, cross, diagonal, strict=True):
-            A = solve_lower(L, K.numpy())
-            prior = variance.numpy()
+        for L, kernel in zip(self.chol, self.kernels, strict=True):
+            cross, prior = kernel.at_data(X)
+            A = solve_lower(L, cross)
             residual = prior - squared_norms(A)
             found.append(Projection(A, np.maximum(residual, SMALLEST_RESIDUAL * prior)))
-        return found, mean.numpy()
+        return found, self._mean(X)
+
+    def _mean(self, X: Array) -> Array:
+        """``μ₀ [N, L]``."""
+        if type(self.mean_function) is Zero:
+            return np.zeros((len(X), self.num_latent))
+        return prior_mean(self.mean_function, tf.constant(X), self.num_latent).numpy()
 
     def pull_back_rows(
         self, X: Array, A: Sequence[Array], bars: Sequence[ProjectionBar], mean_bar: Array
     ) -> tuple[list[Array], list[Array]]:
         """Derivatives by way of ``K_uf``, ``K_ff`` and ``μ₀``, and ``Ā Aᵀ`` of every part: both for
         :meth:`in_variables`, summed over all rows."""
-        cross_bars, products = [], []
-        for L, each, bar in zip(self.chol, A, bars, strict=True):
-            total = bar.A - 2.0 * each * bar.residual
-            cross_bars.append(solve_lower(L, total, transpose=True))
-            products.append(product(total, each.T))
+        total = [np.zeros(x.shape) for x in self.sources]
+        products = []
+        for L, kernel, each, bar in zip(self.chol, self.kernels, A, bars, strict=True):
+            A_bar = bar.A - 2.0 * each * bar.residual
+            cross_bar = solve_lower(L, A_bar, transpose=True)
+            total = _added(total, kernel.pull_back_data(X, cross_bar, bar.residual))
+            products.append(product(A_bar, each.T))
+        if type(self.mean_function) is Zero:
+            return total, products
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self.sources)
-            cross, diagonal, mean = self._at_data(tf.constant(X))
-        outputs = [*cross, *diagonal, mean]
-        output_bars = [*cross_bars, *(bar.residual for bar in bars), mean_bar]
-        return self._gradients(tape, outputs, output_bars), products
+            mean = prior_mean(self.mean_function, tf.constant(X), self.num_latent)
+        return _added(total, taped_gradients(tape, [mean], [mean_bar], self.sources)), products
 
     def in_variables(self, rows: Sequence[Array], products: Sequence[Array]) -> list[Array]:
         """Derivatives in the variables, from the sums over all rows that :meth:`pull_back_rows` returns.
 
-        By way of L, ``dA = −L⁻¹ dL A``, so ``L̄ = −L⁻ᵀ Ā Aᵀ``.
+        By way of L, ``dA = −L⁻¹ dL A``. With ``P = ĀAᵀ`` and Φ the lower triangle with half of the
+        diagonal, ``K̄_uu = −½ L⁻ᵀ (Φ(P) + Φ(P)ᵀ) L⁻¹``.
         """
-        bars = [
-            -np.tril(solve_lower(L, P, transpose=True))
-            for L, P in zip(self.chol, products, strict=True)
-        ]
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(self.sources)
-            chol = [tf.linalg.cholesky(K) for K in self._Kuu()]
-        through_factors = self._gradients(tape, chol, bars)
-        total = [x + y for x, y in zip(rows, through_factors, strict=True)]
+        total = list(rows)
+        for L, kernel, P in zip(self.chol, self.kernels, products, strict=True):
+            lower = np.tril(P, -1)
+            both = solve_lower(L, lower + lower.T + np.diag(np.diag(P)), transpose=True)
+            K_bar = -0.5 * solve_lower(L, np.ascontiguousarray(both.T), transpose=True)
+            total = _added(total, kernel.pull_back_inducing(K_bar))
         if not self._reads_once:
             return total
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self.variables)
             values = [tf.convert_to_tensor(p) for p in parameters_of(self._original)]
-        return self._gradients(tape, values, total, self.variables)
+        return taped_gradients(tape, values, total, self.variables)
 
-    def _gradients(
-        self,
-        tape: tf.GradientTape,
-        outputs: list[tf.Tensor],
-        bars: Sequence[Any],
-        sources: Sequence[Any] | None = None,
-    ) -> list[Array]:
-        found = tape.gradient(
-            outputs,
-            self.sources if sources is None else sources,
-            output_gradients=[tf.constant(b, x.dtype) for b, x in zip(bars, outputs, strict=True)],
-            unconnected_gradients=tf.UnconnectedGradients.ZERO,
-        )
-        return [tf.convert_to_tensor(g).numpy() for g in found]
+
+def _added(x: Sequence[Array], y: Sequence[Array]) -> list[Array]:
+    return [a + b for a, b in zip(x, y, strict=True)]

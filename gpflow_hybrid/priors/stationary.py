@@ -61,18 +61,19 @@ def _matern52(r2: Array) -> tuple[Array, Array]:
     return (linear + (5.0 / 3.0) * r2) * e, (-5.0 / 6.0) * r2 * linear * e
 
 
-_PROFILES: dict[type, Profile] = {
+PROFILES: dict[type, Profile] = {
     SquaredExponential: _squared_exponential,
     Matern12: _matern12,
     Exponential: _exponential,
     Matern32: _matern32,
     Matern52: _matern52,
 }
+"""Of every kernel that is known here."""
 
 
 def is_stationary(kernel: Kernel) -> bool:
     """Whether it is one of these kernels as GPflow made it."""
-    return type(kernel) in _PROFILES and all(
+    return type(kernel) in PROFILES and all(
         isinstance(p, Parameter) for p in (kernel.variance, kernel.lengthscales)
     )
 
@@ -96,7 +97,7 @@ class StationaryMatrix:
 
     def __init__(self, kernel: Kernel, X: Array) -> None:
         self.parameters: Sequence[Any] = (kernel.variance, kernel.lengthscales)
-        self._profile = _PROFILES[type(kernel)]
+        self._profile = PROFILES[type(kernel)]
         columns = kernel.slice(tf.constant(X), None)[0].numpy()
         self._X = np.ascontiguousarray(columns)
         self._distances = None if kernel.ard else distances_of_rows(self._X)

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import gpflow_hybrid as gh
 from gpflow_hybrid import tuning
-from gpflow_hybrid.inference import collapsing
+from gpflow_hybrid.inference import remarks
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(20, 1))
@@ -191,8 +191,8 @@ def test_an_eager_line_search_that_goes_too_far() -> None:
 def test_a_warning_is_given_once_and_again_after_inference(
     compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    strict = dataclasses.replace(collapsing.TRAINING, warn_residual=-1.0)  # none is good enough
-    monkeypatch.setattr(collapsing, "TRAINING", strict)
+    strict = dataclasses.replace(remarks.TRAINING, warn_residual=-1.0)  # none is good enough
+    monkeypatch.setattr(remarks, "TRAINING", strict)
     m = model()
     loss = tf.function(m.training_loss, autograph=False) if compiled else m.training_loss
     with pytest.warns(gh.ConvergenceWarning, match="did not converge: its residual is"):

@@ -99,7 +99,8 @@ def test_objectives_are_ordered_and_deterministic(name: str) -> None:
         np.testing.assert_allclose(first[:3], first[0], rtol=1e-10)
     else:
         assert first[0] < first[1] < first[2]
-    assert [v.numpy() for v in values()] == first
+    # Nothing is drawn. Where an array lies in memory may decide over the last bit of a sum, no more.
+    np.testing.assert_allclose(values(), first, rtol=1e-14)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import tensorflow as tf
 
 import gpflow_hybrid as gh
 from gpflow_hybrid import tuning
+from gpflow_hybrid.inference import blocks, inducing
 from gpflow_hybrid.linalg import threads
 from gpflow_hybrid.linalg.host import call_on_host
 
@@ -117,10 +119,87 @@ def test_sizes_are_read_when_they_are_needed(
         assert controller.count == 0
 
 
+def test_sparse_models_are_limited(controller: Controller, monkeypatch: Any) -> None:
+    """In all of M×M numbers and in blocks of rows, which threads take."""
+    monkeypatch.setattr(tuning, "THREADED_PROJECTIONS", 1000)
+    monkeypatch.setattr("gpflow_hybrid.inference.projected_rows.num_threads", lambda: 2)
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(600, 1))
+    Y = (X > 0).astype(float)
+    model = gh.SparseCVIModel(gpflow.kernels.RBF(), gh.likelihoods.ProbitBernoulli(), X[:9].copy())
+    seen: list[tuple[int, str]] = []
+
+    def watch(room: Any, name: str) -> None:
+        function = getattr(room, name)
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            seen.append((controller.inside, threading.current_thread().name))
+            return function(*args, **kwargs)
+
+        monkeypatch.setattr(room, name, watched)
+
+    for room, name in (
+        (inducing, "cholesky"),
+        (inducing, "congruence"),
+        (blocks, "solve_lower"),
+    ):
+        watch(room, name)
+    with tf.GradientTape() as tape:
+        loss = model.training_loss((X, Y))
+    tape.gradient(loss, model.trainable_variables)
+    model.infer((X, Y))
+    model.ep_like_log_marginal((X, Y))
+    batches = gh.SparseCVIModel(
+        gpflow.kernels.RBF(), gh.likelihoods.ProbitBernoulli(), X[:9].copy(), num_data=600
+    )
+    batches.training_loss((X[:50], Y[:50]))
+    batches.natgrad_step((X[:50], Y[:50]))
+    assert {inside for inside, _ in seen} == {1}
+    assert len({thread for _, thread in seen}) >= 3
+    assert controller.inside == 0
+
+
+def test_as_many_threads_as_blas_was_given() -> None:
+    body = """
+from gpflow_hybrid.linalg.threads import num_threads, one_blas_thread
+with one_blas_thread():
+    print(num_threads())
+"""
+    for given in (1, 2):
+        env = {**os.environ, "OMP_NUM_THREADS": str(given), "TF_CPP_MIN_LOG_LEVEL": "3"}
+        env.pop("OPENBLAS_NUM_THREADS", None)
+        done = subprocess.run([sys.executable, "-c", body], cwd=ROOT, env=env, capture_output=True)
+        assert int(done.stdout) == min(given, os.cpu_count() or 1)
+
+
+def test_parallel_results_are_in_order_and_read_in_turn() -> None:
+    read: list[int] = []
+    release = threading.Event()
+
+    def items() -> Iterator[int]:
+        for i in range(9):
+            read.append(i)
+            yield i
+
+    def slow_first(i: int) -> float:
+        if i == 0:
+            assert release.wait(10)
+        if i == 1:
+            release.set()
+        return i / np.float64(0.0)  # no warning, in any thread
+
+    found = threads.in_parallel(slow_first, items(), 2)
+    assert np.isnan(next(found))
+    assert read == [0, 1, 2]
+    assert list(found) == [np.inf] * 8
+    with pytest.raises(ZeroDivisionError):
+        list(threads.in_parallel(lambda i: 1 // i, range(3), 2))
+
+
 @pytest.mark.slow
 def test_a_fit_beside_other_work_takes_at_most_three_times_as_long() -> None:
     limits = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     free = {name: value for name, value in os.environ.items() if name not in limits}
-    command = [sys.executable, "-m", "benchmarks.busy", "--datasets", "sonar"]
+    command = [sys.executable, "-m", "benchmarks.busy", "--datasets", "sonar", "banana"]
     done = subprocess.run(command, cwd=ROOT, env=free, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
