@@ -19,14 +19,15 @@ from .. import tuning
 from ..array_parameters import ParametersInARow, identity, transform_of
 from ..covariances import latent_kernels
 from ..errors import NonFiniteError
-from ..inference.collapsing import Limits, Remarks, iteration_of, questions_of
+from ..inference.collapsing import Limits, iteration_of, questions_of
 from ..inference.common import Method
 from ..inference.options import TRAINING
+from ..inference.remarks import Remarks
 from ..inference.servers import answers_on_arrays, run_on_arrays
 from ..likelihoods.concavity import is_log_concave
 from ..likelihoods.on_arrays import Observations
 from ..linalg import uses_lapack
-from ..linalg.threads import blas_threads_for_rows
+from ..linalg.threads import blas_threads_for_rows, host_arithmetic
 from ..priors import DensePrior
 from ..priors.stationary import StationaryMatrix, is_stationary
 from ..sites import SiteValues
@@ -57,7 +58,7 @@ def array_loss(model: Any, parts: ModelParts) -> ArrayLoss | None:
     if not uses_lapack(exportable=False) or not is_taken_apart(model.likelihood):
         return None
     parameters = [p for part in (*kernels, mean, model.likelihood) for p in parameters_of(part)]
-    if any(p.prior is not None or transform_of(p) is None for p in parameters):
+    if any(transform_of(p) is None for p in parameters):
         return None
     known = {id(p.unconstrained_variable) for p in parameters}
     if any(id(v) not in known for v in model.trainable_variables):
@@ -70,7 +71,7 @@ def array_loss(model: Any, parts: ModelParts) -> ArrayLoss | None:
 
 
 class ArrayLoss:
-    """``θ ↦ −L(λ*(θ), θ)`` and its gradient in the trainable variables' numbers, as
+    """``θ ↦ −L(λ*(θ), θ) − log p(θ)`` and its gradient in the trainable variables' numbers, as
     :class:`~gpflow_hybrid.CollapsedModel` has it, λ* being kept here."""
 
     def __init__(self, model: Any, parts: ModelParts, iterate: Any, answers: Any) -> None:
@@ -85,7 +86,9 @@ class ArrayLoss:
         with blas_threads_for_rows(len(self._X)):
             self._matrices = [StationaryMatrix(k, self._X) for k in kernels]
         self._positive = [id(p) for p in everything if transform_of(p) is not identity]
-        self._sites = SiteValues(*(x.numpy() for x in model.sites.values))
+        self.sites = SiteValues(*(x.numpy() for x in model.sites.values))
+        """λ*, as arrays, where the loss was last evaluated."""
+        self._log_prior = _log_prior_of(model, self._variables)
         self._begun = bool(model.sites.is_inferred())
         self._is_unique = is_log_concave(model.likelihood)
 
@@ -97,11 +100,15 @@ class ArrayLoss:
             if not self._begun:
                 self._parts.refuse()
             return self._highest(), np.zeros_like(x)
-        if not self._is_unique:
+        if not self._is_unique or self._log_prior is not None:
             self._assign(x)  # where inference starts may depend on the likelihood's parameters
-        start = self._sites if self._is_unique else self._first_sites()
-        with np.errstate(all="ignore"), blas_threads_for_rows(len(self._X)):
-            return self._evaluate(values, start)
+        start = self.sites if self._is_unique else self._first_sites()
+        with host_arithmetic(len(self._X)):
+            value, gradient = self._evaluate(values, start)
+        if self._log_prior is None:
+            return value, gradient
+        log_p, slope = self._log_prior()
+        return value - float(log_p), gradient - np.asarray(slope)
 
     def _evaluate(
         self, values: dict[int, tuple[Array, Array]], start: SiteValues
@@ -140,12 +147,12 @@ class ArrayLoss:
             if not self._begun:
                 raise NonFiniteError(COULD_NOT_START)
             return self._highest(), np.zeros(self._parameters.size)
-        self._sites, self._begun = solution.sites, True
+        self.sites, self._begun = solution.sites, True
         return -float(found.value), gradient
 
     def leave_sites(self) -> None:
         """Let the model's own inference start from the sites found last."""
-        self._model.sites.assign(SiteValues(*(tf.constant(s) for s in self._sites)))
+        self._model.sites.assign(SiteValues(*(tf.constant(s) for s in self.sites)))
 
     def _are_proper(self, values: dict[int, tuple[Array, Array]]) -> bool:
         finite = all(np.isfinite(value).all() for value, _ in values.values())
@@ -161,6 +168,21 @@ class ArrayLoss:
         optimizer = gpflow.optimizers.Scipy
         values = optimizer.unpack_tensors(self._variables, tf.constant(x))
         optimizer.assign_tensors(self._variables, values)
+
+
+def _log_prior_of(model: Any, variables: tuple[tf.Variable, ...]) -> Callable[[], Any] | None:
+    """``log p(θ)`` at the variables' values and its gradient in a row, compiled; None without a prior."""
+    if all(p.prior is None for p in model.trainable_parameters):
+        return None
+
+    def log_prior() -> tuple[tf.Tensor, tf.Tensor]:
+        with tf.GradientTape() as tape:
+            value = model.log_prior_density()
+        zero = tf.UnconnectedGradients.ZERO
+        slopes = tape.gradient(value, variables, unconnected_gradients=zero)
+        return value, gpflow.optimizers.Scipy.pack_tensors(slopes)
+
+    return tf.function(log_prior, autograph=False)
 
 
 def _summed(bar: Array, shape: tuple[int, ...]) -> Array:

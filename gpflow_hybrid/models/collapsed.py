@@ -12,9 +12,10 @@ from check_shapes import inherit_check_shapes
 
 from ..errors import NonFiniteError
 from ..forks import refuse_forked
-from ..inference.collapsing import CollapsedTensors, Remarks, collapse
+from ..inference.collapsing import CollapsedTensors, collapse
 from ..inference.common import INVALID_START, Method
 from ..inference.options import TRAINING
+from ..inference.remarks import Remarks
 from ..inference.total_gradient import fixed_sites
 from ..priors import PriorMoments
 from ..sites import SiteValues

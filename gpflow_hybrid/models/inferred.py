@@ -12,9 +12,10 @@ from gpflow.mean_functions import Zero
 from ..compilation import call_compiled
 from ..errors import NonFiniteError, in_short
 from ..forks import refuse_forked
-from ..inference.collapsing import Limits, Remarks
+from ..inference.collapsing import Limits
 from ..inference.common import Method, Solution, is_better
 from ..inference.options import COLLAPSE, RESIDUAL, TRAINING
+from ..inference.remarks import Remarks
 from ..inference.reports import Diagnosis, InferenceResult, diagnosed, report
 from ..inference.servers import run
 from ..likelihoods.concavity import is_log_concave

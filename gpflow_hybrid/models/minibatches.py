@@ -10,9 +10,9 @@ import tensorflow as tf
 from gpflow.base import RegressionData
 
 from ..errors import InvalidPosteriorError, NonFiniteError
-from ..inference.collapsing import Remarks
 from ..inference.inducing import InducingPosterior, Pair, SummedSites
 from ..inference.options import MINIBATCH
+from ..inference.remarks import Remark, Remarks
 from ..inference.row_sums import RowSums
 from ..linalg.products import solve_lower
 from ..objectives import power_of
@@ -55,13 +55,12 @@ class MinibatchModel(SparseObjectives):
                 "inside, model.training_loss(batch) takes a step."
             )
         rows = self._rows_to_learn(batch)
-        prior = self._prior()
-        sums, scale = self._sums(rows, power_of(self.objective), prior), self._scale(rows)
-        with np.errstate(all="ignore"):
-            q = self._q_at(prior)
-            found = sums.expectations(q)
+        scale = self._scale(rows)
         step = self._automatic_lr(1.0 / scale) if lr is None else float(check_step(lr))
-        self._move(q, _scaled(found.target, scale), step, prior)
+        with self._host_arithmetic():
+            prior = self._prior()
+            q, sums = self._q_at(prior), self._sums(rows, power_of(self.objective), prior)
+            self._move(q, _scaled(sums.expectations(q).target, scale), step, prior)
 
     def _automatic_lr(self, part: float) -> float:
         """``ρ_t = 0.7 √(B/N) (1 + t/50)^−0.75``, and one for all data: ``Σρ = ∞`` and ``Σρ² < ∞``.
@@ -115,20 +114,19 @@ class MinibatchModel(SparseObjectives):
         prior = self._prior(variables)
         sums = self._sums(rows, alpha, prior)
         lr = self._automatic_lr(1.0 / scale)
-        with np.errstate(all="ignore"):
-            q = self._q_at(prior)
-            if not q.sites.lambda_2.any():  # nothing is known of the data yet
-                self._move(q, _scaled(sums.expectations(q).target, scale), lr, prior)
-                q = self._q()
-            found = sums.expectations(q)
-            value, w = found.expected, None
-            if alpha > 0.0:
-                objective = sums.linearise(q)
-                if np.isfinite(objective.value):
-                    value, w = objective.value, self._follow(sums, q, objective.slope, scale, lr)
-                elif int(self.sites.num_steps) > MINIBATCH.steps_before_decay:
-                    remarks.make(0.0, (NO_CAVITY,))  # and not for a q(u) that is on its way
-            pulled = sums.pull_back(q, w)
+        q = self._q_at(prior)
+        if not q.sites.lambda_2.any():  # nothing is known of the data yet
+            self._move(q, _scaled(sums.expectations(q).target, scale), lr, prior)
+            q = self._q()
+        found = sums.expectations(q)
+        value, w = found.expected, None
+        if alpha > 0.0:
+            objective = sums.linearise(q)
+            if np.isfinite(objective.value):
+                value, w = objective.value, self._follow(sums, q, objective.slope, scale, lr)
+            elif int(self.sites.num_steps) > MINIBATCH.steps_before_decay:
+                remarks.make(0.0, [Remark(NO_CAVITY)])  # and not for a q(u) that is on its way
+        pulled = sums.pull_back(q, w)
         gradients = [scale * g for g in self._gradients(prior, pulled, variables)]
         self._move(q, _scaled(found.target, scale), lr, prior)
         return scale * value - q.kl, gradients

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,10 @@ from gpflow.models.util import InducingVariablesLike
 from gpflow.posteriors import PrecomputeCacheType
 
 from ..errors import InvalidDataError, InvalidPosteriorError
-from ..inference.collapsing import Remarks
 from ..inference.inducing import InducingPosterior, SummedSites
+from ..inference.remarks import Remarks
 from ..likelihoods.ordinal import with_finite_derivatives
+from ..linalg.threads import host_arithmetic
 from ..objectives import Objective, power_of
 from ..posteriors import cache_type, following
 from ..priors.inducing import InducingPrior
@@ -124,6 +126,10 @@ class SparseSiteModel(WithObjective, PredictiveModel):
     def restore_sites(self, values: SiteValues) -> None:
         """Set λ to what was inferred before for the present hyperparameters; it follows them then."""
         self.sites.store_inferred(values, self._hyperparameter_values())
+
+    def _host_arithmetic(self) -> contextlib.AbstractContextManager[None]:
+        """For matrices of M×M numbers."""
+        return host_arithmetic(int(self.inducing_variable.num_inducing))
 
     def _q(self) -> InducingPosterior:
         lambda_1, lambda_2 = (x.numpy() for x in self._site_values())

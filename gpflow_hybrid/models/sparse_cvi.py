@@ -11,11 +11,11 @@ from gpflow.models.training_mixins import ExternalDataTrainingLossMixin
 
 from ..errors import ClusterError, NonFiniteError
 from ..forks import refuse_forked
-from ..inference.collapsing import Remarks
 from ..inference.common import INVALID_START
 from ..inference.inducing import InducingSolution, SummedSites, natural_gradient_steps
 from ..inference.inducing_gradient import InducingCollapse, collapse, from_warm_start
 from ..inference.options import INDUCING, TRAINING
+from ..inference.remarks import Remarks
 from ..inference.reports import InferenceResult, sparse_report
 from ..inference.row_sums import RowSums
 from ..likelihoods.concavity import is_log_concave
@@ -55,7 +55,8 @@ class SparseCVIModel(MinibatchModel, ExternalDataTrainingLossMixin):
         )
 
     is all of training. With batches (``num_data`` given and larger than the batch) it returns an unbiased
-    estimate, for Adam, and takes a natural-gradient step.
+    estimate, for Adam, at a q(u) that has not seen the batch, and takes a natural-gradient step; the very
+    first call, when nothing is known of any data, takes one before too.
 
     :param kernel: one kernel for all latents, ``SharedIndependent`` or ``SeparateIndependent``.
     :param likelihood: any GPflow likelihood.
@@ -90,11 +91,10 @@ class SparseCVIModel(MinibatchModel, ExternalDataTrainingLossMixin):
         return SummedSites(*(np.zeros_like(x) for x in self._present_sites()))
 
     def _collapse(self, sums: RowSums) -> InducingCollapse:
-        with np.errstate(all="ignore"):
-            return collapse(sums, self._start(sums), INDUCING.tolerance, INDUCING.max_steps)
+        return collapse(sums, self._start(sums), INDUCING.tolerance, INDUCING.max_steps)
 
     def _infer_again(self, rows: DataRows) -> None:
-        with np.errstate(all="ignore"):
+        with self._host_arithmetic():
             sums = self._sums(rows, power_of(self.objective))
             start = self._start(sums)
             found = from_warm_start(sums, start, INDUCING.tolerance, INDUCING.max_steps)
@@ -114,8 +114,9 @@ class SparseCVIModel(MinibatchModel, ExternalDataTrainingLossMixin):
     ) -> tuple[SiteValues, float, float]:
         """Where so many steps on all data lead from the present q(u), which is not changed: sites, ELBO
         (NaN without a valid q) and the relative residual of the fixed point."""
-        sums = self._sums(self.all_rows(data), power_of(self.objective))
-        with np.errstate(all="ignore"):
+        rows = self.all_rows(data)
+        with self._host_arithmetic():
+            sums = self._sums(rows, power_of(self.objective))
             found = natural_gradient_steps(sums, self._present_sites(), num_steps, lr)
         return self._as_site_values(found.q.sites), found.elbo, found.residual
 
@@ -135,8 +136,8 @@ class SparseCVIModel(MinibatchModel, ExternalDataTrainingLossMixin):
                 "model.training_loss(data) infers."
             )
         rows = self.all_rows(data)
-        sums = self._sums(rows, power_of(self.objective))
-        with np.errstate(all="ignore"):
+        with self._host_arithmetic():
+            sums = self._sums(rows, power_of(self.objective))
             found = from_warm_start(sums, self._warm_start(sums.prior), tolerance, max_steps)
         if found.status == INVALID_START:
             raise NonFiniteError(COULD_NOT_START)

@@ -93,7 +93,8 @@ class SparseObjectives(SparseSiteModel):
                 "The EP-like value of a sparse model is computed on the host and cannot run inside "
                 "tf.function. Call it outside; inside, use model.elbo(data) or model.training_loss(data)."
             )
-        q = self._q()
+        with self._host_arithmetic():
+            q = self._q()
 
         def evaluate(rows: DataRows, variables: Variables) -> tuple[float, ArrayGradients]:
             sums = self._sums(rows, alpha, self._prior(variables))
@@ -123,10 +124,10 @@ class SparseObjectives(SparseSiteModel):
         rows, prior, q = self._rows(data), self._prior(), InducingPosterior(self._present_sites())
         values = {}
         for alpha in sorted(alphas):
-            sums = self._sums(rows, alpha, prior)
-            with np.errstate(all="ignore"):
+            with self._host_arithmetic():
+                sums = self._sums(rows, alpha, prior)
                 values[alpha] = sums.values(q) - q.kl
-        with np.errstate(all="ignore"):
+        with self._host_arithmetic():
             cavity = sums.sites(q).smallest_cavity
             return SparseDiagnosis(values, cavity, sums.loo_log_predictive_density(q))
 
@@ -135,8 +136,7 @@ class SparseObjectives(SparseSiteModel):
     ) -> tuple[float, ArrayGradients]:
         """The objective at q, and its derivatives there as long as the hyperparameters stay."""
         scale, mark = self._scale(sums.rows), self._hyperparameter_values().numpy()
-        with np.errstate(all="ignore"):
-            value = scale * sums.values(q) - q.kl
+        value = scale * sums.values(q) - q.kl
         nothing = Pair(np.zeros_like(q.h), np.zeros_like(q.chol))
 
         def gradients() -> list[Any]:
@@ -145,8 +145,7 @@ class SparseObjectives(SparseSiteModel):
                     "The hyperparameters have changed since this value was computed, and its gradient "
                     "was not asked for before: call tape.gradient before an optimiser moves them."
                 )
-            with np.errstate(all="ignore"):
-                pulled = sums.pull_back(q, None if sums.alpha == 0.0 else nothing)
+            pulled = sums.pull_back(q, None if sums.alpha == 0.0 else nothing)
             return [scale * g for g in self._gradients(sums.prior, pulled, variables)]
 
         return value, gradients
@@ -166,13 +165,15 @@ class SparseObjectives(SparseSiteModel):
         """
         variables = self._hyperparameters()
         if tf.executing_eagerly():
-            value, gradients = evaluate(prepare(data), variables)
+            rows = prepare(data)
+            with self._host_arithmetic():
+                value, gradients = evaluate(rows, variables)
 
             @functools.cache
             def tensors() -> list[tf.Tensor]:
-                return [
-                    tf.constant(g, v.dtype) for g, v in zip(gradients(), variables, strict=True)
-                ]
+                with self._host_arithmetic():
+                    found = gradients()
+                return [tf.constant(g, v.dtype) for g, v in zip(found, variables, strict=True)]
 
             return with_gradients(tf.constant(value, default_float()), tensors, variables)
         prepared: DataRows | None = None
@@ -185,8 +186,10 @@ class SparseObjectives(SparseSiteModel):
 
         def on_host(*tensors: tf.Tensor) -> list[tf.Tensor]:
             rows = prepare(tensors[:2]) if prepared is None else prepared
-            value, gradients = evaluate(rows, variables)
-            return [tf.constant(value, default_float()), *(tf.constant(g) for g in gradients())]
+            with self._host_arithmetic():
+                value, gradients = evaluate(rows, variables)
+                found = gradients()
+            return [tf.constant(value, default_float()), *(tf.constant(g) for g in found)]
 
         # The variables are inputs so that their values are those of this place in the graph.
         kinds = [default_float(), *(v.dtype for v in variables)]

@@ -14,7 +14,9 @@ from gpflow.utilities import set_trainable
 import gpflow_hybrid as gh
 from gpflow_hybrid.array_parameters import transform_of
 from gpflow_hybrid.priors.stationary import StationaryMatrix, is_stationary, matrices
+from gpflow_hybrid.training import curvatures
 from gpflow_hybrid.training.coordinates import Coordinates
+from gpflow_hybrid.training.curvatures import units_of
 
 RNG = np.random.default_rng(0)
 X = np.vstack([RNG.normal(size=(29, 3)), np.zeros((1, 3))])
@@ -101,8 +103,20 @@ def tied() -> gh.CVIModel:
     return gh.CVIModel((X, REAL), kernel, likelihood)
 
 
+def with_priors() -> gh.CVIModel:
+    """On the parameter and on the unconstrained value; that of a held parameter does not count."""
+    model = gh.CVIModel((X, REAL), K.Matern52(), L.Gaussian(0.1))
+    model.kernel.variance.prior = tfp.distributions.Gamma(np.float64(2.0), np.float64(1.0))
+    model.kernel.lengthscales.prior = tfp.distributions.Normal(np.float64(0.5), np.float64(0.3))
+    model.kernel.lengthscales.prior_on = "unconstrained"
+    model.likelihood.variance.prior = tfp.distributions.LogNormal(np.float64(0.0), np.float64(1.0))
+    set_trainable(model.likelihood, False)
+    return model
+
+
 MODELS = {
     "tied": tied,
+    "priors": with_priors,
     "probit": lambda: gh.CVIModel((X, LABELS), K.Matern52(), gh.likelihoods.ProbitBernoulli()),
     "elbo": lambda: gh.CVIModel(
         (X, LABELS), K.Matern52(), gh.likelihoods.ProbitBernoulli(), objective="elbo"
@@ -150,9 +164,6 @@ def test_what_is_held_is_no_coordinate() -> None:
 
 def test_parts_that_are_not_known_leave_it_to_the_graph() -> None:
     assert gh.CVIModel((X, LABELS), K.Linear(), L.Bernoulli()).loss_on_arrays() is None
-    with_prior = MODELS["probit"]()
-    with_prior.kernel.variance.prior = tfp.distributions.Gamma(np.float64(2.0), np.float64(1.0))
-    assert with_prior.loss_on_arrays() is None
     mean = gpflow.functions.Linear(np.ones((3, 1)))
     assert gh.CVIModel((X, LABELS), K.RBF(), L.Bernoulli(), mean).loss_on_arrays() is None
     variables = tuple(tf.Variable(d) for d in (X, LABELS))
@@ -192,18 +203,86 @@ def test_fits_on_arrays_and_in_a_graph_end_alike(monkeypatch: pytest.MonkeyPatch
     assert graph_logarithms.num_evaluations <= graph.num_evaluations
 
 
-def test_coordinates_go_forth_and_back() -> None:
+@pytest.mark.parametrize("mixed", [False, True])
+def test_coordinates_go_forth_and_back(mixed: bool) -> None:
     mask = np.array([True, True, True, False])
-    coordinates = Coordinates(mask)
+    rng = np.random.default_rng(0)
+    units = np.tril(rng.normal(size=(4, 4))) + 3.0 * np.eye(4) if mixed else None
+    coordinates = Coordinates(mask, units)
     u = np.array([-30.0, 0.4, 50.0, -2.0])
-    t = coordinates.inward(u)
-    np.testing.assert_allclose(t[:3], np.log(np.logaddexp(0.0, u[:3])), rtol=1e-12)
-    np.testing.assert_allclose(coordinates.outward(t), u, rtol=1e-10)
-    step = 1e-6
-    numeric = (coordinates.outward(t + step) - coordinates.outward(t - step)) / (2 * step)
-    np.testing.assert_allclose(coordinates.slope(t), numeric, rtol=1e-7)
-    assert Coordinates().bounds(t) is None
-    assert coordinates.bounds(t)[3] == (-np.inf, np.inf)
+    t = np.append(np.log(np.logaddexp(0.0, u[:3])), u[3])
+    z = coordinates.inward(u)
+    np.testing.assert_allclose(z if units is None else units @ z, t, rtol=1e-12)
+    np.testing.assert_allclose(coordinates.outward(z), u, rtol=1e-10)
+    step, gradient = 1e-6, rng.normal(size=4)
+    numeric = [
+        (coordinates.outward(z + step * e) - coordinates.outward(z - step * e)) / (2 * step)
+        for e in np.eye(4)
+    ]
+    inward = coordinates.gradient_inward(z, gradient)
+    np.testing.assert_allclose(inward, np.stack(numeric) @ gradient, rtol=1e-6)
+    np.testing.assert_allclose(coordinates.gradient_outward(z, inward), gradient, rtol=1e-10)
+    in_t = np.append(np.exp(t[:3]) / -np.expm1(-np.exp(t[:3])), 1.0) * gradient
+    np.testing.assert_allclose(coordinates.in_logarithms(inward), in_t, rtol=1e-10)
+    assert Coordinates().bounds(z) is None
+    assert coordinates.bounds(z)[3] == (-np.inf, np.inf)
+    # A logarithm that is in no other's units may be moved by a factor of a million.
+    lowest = coordinates.bounds(z)[0][0] - z[0]
+    np.testing.assert_allclose(lowest * (1.0 if units is None else units[0, 0]), -np.log(1e6))
+
+
+def test_the_guess_of_the_curvature_knows_lengthscales_and_variances() -> None:
+    kernel = K.Matern52(lengthscales=np.ones(2)) * K.Linear()
+    model = gh.CVIModel((X, LABELS), kernel, gh.likelihoods.ProbitBernoulli())
+    variables = model.trainable_variables
+    C = units_of(model, variables, 200)
+    matern, linear = kernel.kernels
+    sizes = np.cumsum([0, *(int(np.prod(v.shape)) for v in variables)])
+    at = {id(v): i for v, i in zip(variables, sizes, strict=False)}
+    i = at[id(matern.lengthscales.unconstrained_variable)]
+    j = at[id(matern.variance.unconstrained_variable)]
+    k = at[id(linear.variance.unconstrained_variable)]
+    curvature = np.linalg.inv(C @ C.T)
+    together = np.zeros(4)
+    together[i : i + 2] = 1.0  # all lengthscales by a factor e, log σ² − ρ log ℓ being kept
+    together[j] = curvatures.RIDGE
+    np.testing.assert_allclose(
+        together @ curvature @ together, curvatures.IN_LENGTHSCALES * 200, rtol=1e-10
+    )
+    for place in (j, k):
+        np.testing.assert_allclose(curvature[place, place], curvatures.IN_OTHERS * 200, rtol=1e-10)
+    np.testing.assert_allclose(np.delete(curvature[k], k), 0.0, atol=1e-12)
+    gpflow.set_trainable(matern.lengthscales, False)
+    assert units_of(model, model.trainable_variables, 200).shape == (2, 2)
+
+
+def test_the_first_step_is_not_far() -> None:
+    """L-BFGS's own would be the gradient: hundreds of nats a factor e."""
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(400, 2))
+    labels = (np.sin(3.0 * inputs[:, :1]) > 0.0).astype(float)
+    seen = []
+
+    model = gh.CVIModel((inputs, labels), K.Matern52(), gh.likelihoods.ProbitBernoulli())
+    loss_on_arrays = model.loss_on_arrays
+
+    def watched() -> Any:
+        loss = loss_on_arrays()
+
+        def evaluate(x: Any) -> Any:
+            value, gradient = loss(x)
+            seen.append((np.log(np.logaddexp(0.0, x)), gradient))
+            return value, gradient
+
+        evaluate.leave_sites = loss.leave_sites
+        return evaluate
+
+    model.loss_on_arrays = watched
+    result = gh.fit(model, log_scale=True)
+    assert result.converged
+    (start, gradient), (first, _), *_ = seen
+    assert np.max(np.abs(first - start)) < 5.0 < 0.2 * np.max(np.abs(gradient))
+    assert len(seen) < 15
 
 
 def test_a_derivative_that_is_not_finite_is_not_handed_on() -> None:

@@ -208,6 +208,17 @@ def test_compiled_elbo_is_the_same() -> None:
         np.testing.assert_allclose(found, model.elbo(problem.data), rtol=1e-10)
 
 
+def test_datasets_of_integers_and_of_nothing() -> None:
+    problem = sparse_problem("poisson", 40, 6)
+    X, Y = problem.data
+    expected = problem.model().training_loss((X, Y))
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y.astype(np.int64)))
+    np.testing.assert_allclose(problem.model().training_loss(dataset), expected, rtol=1e-10)
+    for method in ("elbo", "training_loss"):
+        with pytest.raises(gh.InvalidDataError, match="a Dataset with at least one row"):
+            getattr(problem.model(), method)(dataset.take(0))
+
+
 def test_blocks_streams_and_whole_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = sparse_problem("student_t", 700, 8)
     whole = loss_and_gradients(problem.model(), problem.data)
@@ -218,7 +229,11 @@ def test_blocks_streams_and_whole_agree(monkeypatch: pytest.MonkeyPatch) -> None
     blocks = loss_and_gradients(problem.model(), problem.data)
     monkeypatch.setattr(tuning, "KEPT_PROJECTIONS", 0)  # projected again for every sum
     again = loss_and_gradients(problem.model(), problem.data)
-    for other in (stream, rows, blocks, again):
+    monkeypatch.setattr(tuning, "THREADED_PROJECTIONS", 1000)
+    monkeypatch.setattr("gpflow_hybrid.inference.projected_rows.num_threads", lambda: 3)
+    threaded = loss_and_gradients(problem.model(), problem.data)
+    streamed = loss_and_gradients(problem.model(), dataset.batch(170))
+    for other in (stream, rows, blocks, again, threaded, streamed):
         np.testing.assert_allclose(other[0], whole[0], rtol=1e-10)
         for path, gradient in whole[1].items():
             np.testing.assert_allclose(other[1][path], gradient, rtol=1e-8, atol=1e-8)
