@@ -22,42 +22,37 @@ where arithmetic ends."""
 
 
 class Coordinates:
-    """Variables as they are, or what they are the softplus of by its logarithm, ``softplus(u) = exp(t)``.
+    """Variables as they are, or what they are the softplus of by its logarithm, ``softplus(u) = exp(t)``,
+    in units ``t = Cz``.
 
     A softplus is linear far from zero: of a variance that ends at a hundred times where it started L-BFGS
     has to learn the scale, in more steps than of its logarithm.
 
     :param logarithmic: of which entries of a row; none by default.
+    :param units: C, of which an optimiser takes the objective's curvature to be the inverse, ``(CCᵀ)⁻¹``.
     """
 
-    def __init__(self, logarithmic: Any = False) -> None:
+    def __init__(self, logarithmic: Any = False, units: Array | None = None) -> None:
         self._logarithmic = logarithmic
-
-    @classmethod
-    def logarithms(cls, parameters: Iterable[Any], variables: Sequence[tf.Variable]) -> Coordinates:
-        """Of the entries of these variables in a row that are positive parameters."""
-        positive = {
-            id(p.unconstrained_variable)
-            for p in parameters
-            if isinstance(p, Parameter) and _ends_in_softplus(p.transform)
-        }
-        return cls(
-            np.concatenate([np.full(int(np.prod(v.shape)), id(v) in positive) for v in variables])
-        )
+        self._units = units
 
     def bounds(self, start: Array) -> list[tuple[float, float]] | None:
         """Within which an optimiser stays; none where no entry is a logarithm."""
         if not np.any(self._logarithmic):
             return None
         reach = np.where(self._logarithmic, FARTHEST, np.inf)
+        if self._units is not None:
+            reach = reach / np.diag(self._units)
         return list(zip(start - reach, start + reach, strict=True))
 
     def inward(self, u: Array) -> Array:
-        """``t`` from ``u``."""
-        return np.where(self._logarithmic, _log_softplus(u), u)
+        """``z`` from ``u``."""
+        t = np.where(self._logarithmic, _log_softplus(u), u)
+        return t if self._units is None else np.linalg.solve(self._units, t)
 
-    def outward(self, t: Array) -> Array:
-        """``u`` from ``t``: ``u = e^t + log(1 − exp(−e^t))``."""
+    def outward(self, z: Array) -> Array:
+        """``u`` from ``z``: ``u = e^t + log(1 − exp(−e^t))``."""
+        t = self._logarithms(z)
         with np.errstate(all="ignore"):
             value = np.exp(t)
             u = np.where(
@@ -65,12 +60,39 @@ class Coordinates:
             )
         return np.where(self._logarithmic, u, t)
 
-    def slope(self, t: Array) -> Array:
+    def gradient_inward(self, z: Array, gradient: Array) -> Array:
+        """Derivatives in z from those in u."""
+        in_t = gradient * self._slope(z)
+        return in_t if self._units is None else in_t @ self._units
+
+    def gradient_outward(self, z: Array, gradient: Array) -> Array:
+        """Derivatives in u from those in z."""
+        return self.in_logarithms(gradient) / self._slope(z)
+
+    def in_logarithms(self, gradient: Array) -> Array:
+        """Derivatives in t from those in z."""
+        return gradient if self._units is None else np.linalg.solve(self._units.T, gradient)
+
+    def _logarithms(self, z: Array) -> Array:
+        return z if self._units is None else self._units @ z
+
+    def _slope(self, z: Array) -> Array:
         """``du/dt = e^t / (1 − exp(−e^t))``."""
+        t = self._logarithms(z)
         with np.errstate(all="ignore"):
             value = np.exp(t)
             slope = np.where(value > NEARLY_EXPONENTIAL, value / -np.expm1(-value), 1.0)
         return np.where(self._logarithmic, slope, 1.0)
+
+
+def positive_entries(parameters: Iterable[Any], variables: Sequence[tf.Variable]) -> Array:
+    """Which numbers of these variables in a row are positive parameters."""
+    positive = {
+        id(p.unconstrained_variable)
+        for p in parameters
+        if isinstance(p, Parameter) and _ends_in_softplus(p.transform)
+    }
+    return np.concatenate([np.full(int(np.prod(v.shape)), id(v) in positive) for v in variables])
 
 
 def _log_softplus(u: Array) -> Array:

@@ -8,6 +8,9 @@ from typing import Any
 
 from ..display import ShownAsText, in_rows, values_in_short
 
+CONVERGED = ("converged", "inferred")
+"""Statuses of what is a fit."""
+
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class FitResult(ShownAsText):
@@ -44,7 +47,7 @@ class FitResult(ShownAsText):
     @property
     def converged(self) -> bool:
         """Whether this is a fit: a vanishing gradient of an accurate objective that beats the prior's."""
-        return self.status in ("converged", "inferred")
+        return self.status in CONVERGED
 
     def __repr__(self) -> str:
         return (

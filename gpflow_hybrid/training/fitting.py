@@ -67,8 +67,9 @@ def fit(
         multiplied by ``exp N(0, 1)``.
     :param max_iterations: of L-BFGS, for every start.
     :param tolerance: on the largest derivative in an unconstrained parameter, in nats.
-    :param log_scale: whether L-BFGS moves positive parameters by their logarithms, and stops where no
-        derivative in them is above the tolerance: fewer iterations, to fewer digits.
+    :param log_scale: whether L-BFGS moves positive parameters by their logarithms, from a guess of the
+        curvature in them, and stops where no derivative in them is above the tolerance: fewer
+        iterations, to fewer digits.
     :param seed: of the other starts.
     :param progress: a progress bar; by default on a terminal and in a notebook.
     :param client: a ``distributed.Client``, whose workers take one start each; needs the extra ``dask``.

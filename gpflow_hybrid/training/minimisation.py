@@ -17,7 +17,8 @@ from ..models import CollapsedModel
 from ..models.array_loss import ArrayLoss
 from ..rows import DataRows
 from . import interrupts
-from .coordinates import Coordinates
+from .coordinates import Coordinates, positive_entries
+from .curvatures import units_of
 
 Array = npt.NDArray[np.float64]
 
@@ -53,6 +54,8 @@ class Optimizer(gpflow.optimizers.Scipy):
     def __init__(self, coordinates: Coordinates, loss: ArrayLoss | None) -> None:
         super().__init__()
         self.coordinates, self.loss = coordinates, loss
+        self.gradient: Array | None = None
+        """Where the loss was evaluated last, in the coordinates."""
 
     def start(self, variables: Any) -> Array:
         """Where the variables are, in the coordinates."""
@@ -65,9 +68,10 @@ class Optimizer(gpflow.optimizers.Scipy):
         """The loss and its gradient, from the coordinates."""
         function = super().eval_func(*args, **kwargs) if self.loss is None else self.loss
 
-        def evaluate(t: Array) -> tuple[Any, Any]:
-            loss, gradient = function(self.coordinates.outward(t))
-            return loss, gradient * self.coordinates.slope(t)
+        def evaluate(z: Array) -> tuple[Any, Any]:
+            loss, gradient = function(self.coordinates.outward(z))
+            self.gradient = self.coordinates.gradient_inward(z, gradient)
+            return loss, self.gradient
 
         return evaluate
 
@@ -89,12 +93,12 @@ class Minimisation:
         self.num_iterations = self.num_evaluations = 0
         self.best: Run | None = None
         self._model, self._closure = model, closure
-        self._coordinates, self._options = Coordinates(), {}
+        self._coordinates = Coordinates()
         if log_scale:
-            trained = self.trained.values()
-            self._coordinates = Coordinates.logarithms(trained, self.variables)
-            # Nats for a factor e: there is nothing to be gained below.
-            self._options = {"gtol": tolerance}
+            self._coordinates = Coordinates(
+                positive_entries(self.trained.values(), self.variables),
+                units_of(model, self.variables, _num_rows(model, data)),
+            )
         self.log_scale = log_scale
         self._rows = data if isinstance(data, DataRows) else None
         self._optimizer = self._new_optimizer()
@@ -141,6 +145,8 @@ class Minimisation:
                 x = self._coordinates.outward(at.x)
                 self.keep(Run(x, float(at.fun), np.array([np.nan]), False, ""))
             interrupts.check()
+            if self.log_scale and self._is_flat():
+                raise StopIteration
 
         start = self._optimizer.start(self.variables)
         try:
@@ -149,7 +155,7 @@ class Minimisation:
                 self.variables,
                 callback=callback,
                 bounds=self._coordinates.bounds(start),
-                options={"maxiter": max_iterations, **self._options},
+                options={"maxiter": max_iterations},
                 allow_unused_variables=True,
             )
         except tf.errors.OpError:
@@ -160,11 +166,17 @@ class Minimisation:
         self.num_evaluations += int(result.nfev)
         message = result.message if isinstance(result.message, str) else result.message.decode()
         x, gradient = self._coordinates.outward(result.x), result.jac
-        gradient = gradient / self._coordinates.slope(result.x)
+        gradient = self._coordinates.gradient_outward(result.x, gradient)
         self.move_to(x)
         run = Run(x, float(result.fun), gradient, result.status == 1, message)
         self.keep(run)
         return run, int(result.nit)
+
+    def _is_flat(self) -> bool:
+        """Whether no logarithm of a parameter promises more than the tolerance: nats for a factor e."""
+        gradient = self._optimizer.gradient
+        assert gradient is not None
+        return bool(np.max(np.abs(self._coordinates.in_logarithms(gradient))) <= self.tolerance)
 
     def keep(self, run: Run) -> None:
         """If it is the best so far."""
@@ -180,3 +192,12 @@ def trained_parameters(model: GPModel) -> dict[str, Any]:
         for path, parameter in parameter_dict(model).items()
         if id(getattr(parameter, "unconstrained_variable", parameter)) in trained
     }
+
+
+def _num_rows(model: Any, data: Any) -> int:
+    """Of data inside or outside of a model; of a stream, what the model was told."""
+    if isinstance(data, DataRows):
+        return data.num_rows
+    if isinstance(data, tf.data.Dataset):
+        return int(getattr(model, "num_data", None) or len(next(iter(data))[0]))
+    return len((model.data if data is None else data)[0])

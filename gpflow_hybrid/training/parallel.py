@@ -62,7 +62,7 @@ def _run_start(common: _Fit, start: Array) -> Exception | tuple[list[Run], int, 
     needs_data = isinstance(model, ExternalDataTrainingLossMixin)
     closure = model.training_loss_closure(common.data) if needs_data else model.training_loss
     limits = (common.max_iterations, common.tolerance)
-    task = Minimisation(model, closure, *limits, log_scale=common.log_scale)
+    task = Minimisation(model, closure, *limits, common.data, common.log_scale)
     task.move_to(start)
     try:
         with progress_bar(False) as bar:
