@@ -78,7 +78,8 @@ class Contender:
         kernel.lengthscales.assign(3.0 * (1.0 + 0.005 * self.sign))
         kernel.variance.assign(4.0 * (1.0 + 0.005 * self.sign))
         variables = self.model._hyperparameters()
-        self.model._evaluate(self.rows, variables, self.model._remarks)
+        with self.model._host_arithmetic():
+            self.model._evaluate(self.rows, variables, self.model._remarks)
 
     def prepare_sum(self) -> None:
         """Projections are known before sums are timed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
 import uuid
@@ -10,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import ClusterError, ClusterWarning, GPflowHybridError
+from . import shard
 from .sources import Source
 from .workers import assigned, refused, versions_on
 
@@ -18,6 +20,12 @@ MAX_ATTEMPTS = 10
 
 LOOK_SECONDS = 1.0
 """How often it is asked who is there."""
+
+WAIT_SECONDS = 10.0
+"""How long answers are waited for before it is asked what holds them up."""
+
+MOST_PAUSES = 12
+"""Times that a worker may be found paused in a row before it is given up."""
 
 
 class ClusterEvent(NamedTuple):
@@ -46,6 +54,8 @@ class Holding:
         """The worker that each was given to; None where that is Dask's choice."""
         self._threads: dict[str, int] = dict(client.nthreads())
         self._refused: set[str] = set()
+        self._relieved: set[str] = set()
+        self._pauses: dict[str, int] = {}
         self._numbers = itertools.count()
         self._began = self._looked = time.monotonic()
 
@@ -61,6 +71,11 @@ class Holding:
     def where(self) -> dict[str, Any]:
         """A task's choice of workers: all, but those that were refused."""
         return {"workers": list(self._threads)} if self._refused else {}
+
+    def known(self) -> list[str]:
+        """Who was looked at, and is there: one that has just joined may not read what is sent."""
+        present = self.client.nthreads()
+        return [address for address in self._threads if address in present] or list(present)
 
     def place(self) -> list[Any]:
         """Every shard on a worker, as evenly as threads are; those that are there stay."""
@@ -80,16 +95,18 @@ class Holding:
         from distributed import wait
 
         is_told = False
+        self._pauses.clear()
         while True:
             try:
                 with self.client.as_current():
-                    wait(futures, timeout=10 * LOOK_SECONDS)
+                    wait(futures, timeout=WAIT_SECONDS)
                 break
-            except TimeoutError:
+            except (TimeoutError, asyncio.TimeoutError):  # two classes before Python 3.11
                 self._look()
                 if not self._threads and not is_told:
                     self._say("No worker is left: waiting for one.")
                     is_told = True
+                self._relieve_paused()
         found: list[Any] = self.client.gather(futures)
         return found
 
@@ -114,6 +131,7 @@ class Holding:
                 ImportError,  # by a worker that has joined, and was not looked at yet
                 OSError,
                 RuntimeError,
+                asyncio.TimeoutError,
             ) as error:
                 self._require_scheduler(error)
                 if left == 0:
@@ -162,6 +180,30 @@ class Holding:
         self._threads = present
         if left:
             self._find_recomputed(left)
+
+    def _relieve_paused(self) -> None:
+        """A worker that Dask has paused starts no task before its memory is free again, which it may never
+        be while it keeps projections."""
+        found = self.client.run(
+            shard.status_of_worker, workers=list(self._threads), on_error="ignore"
+        )
+        paused = [address for address, status in found.items() if status == "paused"]
+        self._pauses = {address: self._pauses.get(address, 0) + 1 for address in paused}
+        if not paused:
+            return
+        self.client.run(shard.forget_projections, workers=paused, on_error="ignore")
+        for address in set(paused) - self._relieved:
+            self._relieved.add(address)
+            self._say(
+                f"The worker {address} was paused, as its memory is nearly full; it keeps fewer "
+                "projections from now on, and finds them again for every sum."
+            )
+        given_up = [address for address, count in self._pauses.items() if count > MOST_PAUSES]
+        if given_up:
+            raise ClusterError(
+                f"The worker {given_up[0]} stays paused: its memory is nearly full without any "
+                "projections. Raise num_shards, or give workers more memory."
+            )
 
     def _consequence(self, address: str) -> str:
         """What becomes of the shards that a worker held."""

@@ -15,6 +15,7 @@ from gpflow.models import GPModel
 
 from ..errors import InvalidDataError
 from ..priors.protocol import Array
+from .sources import with_equal_parts
 from .workers import require_dask
 
 
@@ -43,8 +44,8 @@ def predict_log_density(model: GPModel, data: tuple[Any, Any]) -> Any:
     if not isinstance(data, (tuple, list)) or len(data) != 2:
         raise InvalidDataError(f"data must be a pair (X, Y); found {type(data).__name__}.")
     require_dask()
-    Y = _as_dask("Y", data[1])
-    (found,) = _predicted(model, "predict_log_density", data[0], 1, Y)
+    X, Y = with_equal_parts(*data)
+    (found,) = _predicted(model, "predict_log_density", X, 1, _as_dask("Y", Y))
     return found
 
 

@@ -189,7 +189,8 @@ class ShardedRows(DataRows):
     def _sent(self, question: tasks.Question) -> Any:
         if question.nbytes * self.num_shards <= EMBEDDED_BYTES:
             return question
-        return self._held.client.scatter(question, broadcast=True, hash=False)
+        held = self._held
+        return held.client.scatter(question, broadcast=True, hash=False, workers=held.known())
 
 
 def shards(

@@ -6,9 +6,6 @@ worker. On another worker it arrives with its rows alone and finds the rest agai
 
 from __future__ import annotations
 
-import ctypes
-import os
-import sys
 import threading
 import weakref
 from typing import Any, NamedTuple
@@ -29,13 +26,10 @@ from ..priors.protocol import Array
 from ..rows import ArrayRows, as_computed
 from ..validation import prepare_data
 from .structure import Structure, Values, restored, variables_of
+from .worker_memory import give_back, keep_less, most_kept, prepare_memory
 
 KEPT_STRUCTURES = 4
 """Models that a process remembers: those whose sums are taken in turns."""
-
-
-KEPT_PART = 3
-"""Of a worker's memory, for projections; from 0.7 of it Dask writes shards to disk."""
 
 
 class Setting(NamedTuple):
@@ -152,20 +146,34 @@ class Shard:
             return getattr(sums, question.method)(q, *question.arguments)
 
     def _sums_at(self, model: _Model, setting: Setting, first: int) -> RowSums:
+        prior, make = model.at(setting)  # also where another setting was asked for in between
         if self._sums is None or self._sums[0] != setting.token:
-            self._sums = None  # its projections leave before others come
+            self._forget()  # its projections leave before others come
             rows = self._checked(model, setting, first)
-            prior, make = model.at(setting)
             self._sums = (
                 setting.token,
-                RowSums(prior, make, rows, setting.alpha, setting.in_parts, _room()),
+                RowSums(prior, make, rows, setting.alpha, setting.in_parts, _room(), 1),
             )
         return self._sums[1]
+
+    def _forget(self) -> None:
+        """All that was found of the rows."""
+        self._sums = None
+        give_back()
+
+    def forget_if_idle(self) -> None:
+        """The same, unless somebody computes with it."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._forget()
+            finally:
+                self._lock.release()
 
     @property
     def kept_bytes(self) -> int:
         """Of projections."""
-        return 0 if self._sums is None else self._sums[1].kept_bytes
+        found = self._sums  # which another thread may take away
+        return 0 if found is None else found[1].blocks.kept_bytes
 
     def _checked(self, model: _Model, setting: Setting, first: int) -> ArrayRows:
         """The rows as their likelihood takes them, looked at once for every model."""
@@ -188,7 +196,7 @@ def _room() -> int:
     least its part."""
     with _models_lock:
         present = list(_shards)
-    most = min(tuning.KEPT_PROJECTIONS, _most_kept)
+    most = min(tuning.KEPT_PROJECTIONS, most_kept())
     left = most - sum(x.kept_bytes for x in present)
     return max(left, most // max(1, len(present)))
 
@@ -209,41 +217,44 @@ def rows_of_shard(shard: Shard, first: int, last: int) -> tuple[Array, Array]:
     return shard.X[first:last].copy(), shard.Y[first:last].copy()
 
 
+def status_of_worker(dask_worker: Any) -> str:
+    """In Dask's word."""
+    return str(dask_worker.status.name)
+
+
+def forget_projections() -> None:
+    """Of all shards here, and fewer are kept from now on: for a worker whose memory is nearly full."""
+    with _models_lock:
+        present = list(_shards)
+    keep_less()
+    for shard in present:
+        shard.forget_if_idle()
+
+
 _is_prepared = False
-_most_kept = sys.maxsize
-"""Bytes of projections that suit the memory that Dask has given this process."""
+_preparing = threading.Lock()
 
 
 def prepare_process() -> None:
     """A worker has the threads and the memory that Dask has given it; one inside of another program leaves
     that as it is."""
-    global _is_prepared, _most_kept
-    if _is_prepared:
-        return
-    _is_prepared = True
+    global _is_prepared
+    with _preparing:
+        if not _is_prepared:
+            _prepare_process()
+            _is_prepared = True
+
+
+def _prepare_process() -> None:
     from distributed import get_worker
 
     worker = get_worker()
     if worker.address.startswith("inproc:"):
         return
     limit_threads(1)
-    _keep_freed_memory()
-    limit = worker.memory_manager.memory_limit
-    if limit:
-        _most_kept = int(limit) // KEPT_PART
+    prepare_memory(worker.memory_manager.memory_limit)
     try:
         tf.config.threading.set_intra_op_parallelism_threads(1)
         tf.config.threading.set_inter_op_parallelism_threads(1)
     except RuntimeError:  # TensorFlow is under way
         pass
-
-
-def _keep_freed_memory() -> None:
-    """Arrays of up to 32 MB come from memory that was freed before. Dask has a nanny's workers give all of
-    it back to the system (``MALLOC_TRIM_THRESHOLD_``), which takes several times as long to clear its pages
-    as a quadrature on arrays does with them."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
-    if mallopt is not None:  # glibc
-        M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-        mallopt(M_MMAP_THRESHOLD, 2**25)
-        mallopt(M_TRIM_THRESHOLD, 2**27)

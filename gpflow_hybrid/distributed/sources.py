@@ -87,8 +87,21 @@ def sources_of(X: Any, Y: Any, num_threads: int, num_shards: int | None) -> list
     """
     if not (_is_dask(X) or _is_dask(Y)):
         return _of_arrays(X, Y, num_threads, num_shards)
-    X, Y = (_as_dask_array(name, x) for name, x in (("X", X), ("Y", Y)))
+    X, Y = (_as_dask_array(name, x) for name, x in zip("XY", with_equal_parts(X, Y), strict=True))
     return _of_chunks(*_aligned(X, Y), num_threads, num_shards)
+
+
+def with_equal_parts(X: Any, Y: Any) -> tuple[Any, Any]:
+    """Two DataFrames with the same partitions as arrays with the same chunks. Each by itself, Dask joins as
+    many files as their columns leave room for."""
+    tables = [x for x in (X, Y) if hasattr(x, "npartitions") and hasattr(x, "columns")]
+    if len(tables) < 2 or X.npartitions != Y.npartitions:
+        return X, Y
+    import dask.dataframe as frames
+
+    both = frames.concat([X, Y], axis=1, ignore_unknown_divisions=True).to_dask_array()
+    width = len(X.columns)
+    return both[:, :width], both[:, width:]
 
 
 def _is_dask(value: Any) -> bool:

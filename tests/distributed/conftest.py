@@ -60,13 +60,13 @@ class Processes:
         self._all.append(process)
         return process
 
-    def add_worker(self, path: Any = ROOT) -> None:
+    def add_worker(self, path: Any = ROOT, *options: Any) -> None:
         """Another one, which is there when this returns.
 
         :param path: where it finds its packages first.
         """
         count = len(self.client.nthreads())
-        options = ("--scheduler-file", self._file, "--no-nanny", "--nthreads", 1)
+        options += ("--scheduler-file", self._file, "--no-nanny", "--nthreads", 1)
         options += ("--death-timeout", "60")  # where the test was killed
         self._start("worker", *options, path=path)
         self.client.wait_for_workers(count + 1, timeout=60)

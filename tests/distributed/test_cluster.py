@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import dask.array as da
+import dask.dataframe as frames
 import gpflow
 import numpy as np
+import pandas
 import pytest
 import tensorflow as tf
 from distributed import Client
@@ -14,6 +18,7 @@ from distributed import Client
 import gpflow_hybrid as gh
 from gpflow_hybrid.distributed import shard
 from tests.distributed.conftest import problem
+from tests.likelihood_cases import LogCosh
 from tests.sparse_cases import sparse_problem
 
 EXACT = 1e-9
@@ -121,7 +126,7 @@ class Table:
         return self.array
 
 
-def chunked(X: Any, Y: Any, kind: str) -> tuple[Any, Any]:
+def chunked(X: Any, Y: Any, kind: str, folder: Path) -> tuple[Any, Any]:
     if kind == "unequal":
         return da.from_array(X, chunks=((7, 50, 43), (1, 1))), da.from_array(
             Y, chunks=((60, 40), 1)
@@ -131,24 +136,33 @@ def chunked(X: Any, Y: Any, kind: str) -> tuple[Any, Any]:
     if kind == "X alone":
         return da.from_array(X, chunks=(30, 2)), Y
     if kind == "table":
-        return tuple(map(Table, chunked(X, Y, "unknown lengths")))
+        return tuple(map(Table, chunked(X, Y, "unknown lengths", folder)))
     if kind == "unknown lengths":
         both = da.from_array(np.hstack([X, Y]), chunks=(30, 3))
         both = both[both[:, 0] > -np.inf]
         return both[:, :2], both[:, 2:]
-    pandas = pytest.importorskip("pandas")
-    frames = pytest.importorskip("dask.dataframe")
     table = pandas.DataFrame(np.hstack([X, Y]), columns=["a", "b", "y"])
-    table = frames.from_pandas(table, npartitions=3)
-    return table[["a", "b"]], table[["y"]]
+    if kind == "frame":
+        frame = frames.from_pandas(table, npartitions=3)
+    elif kind == "parquet":
+        for i, part in enumerate(np.array_split(np.arange(100), 5)):  # of which Dask may join some
+            table.iloc[part].to_parquet(folder / f"{i}.parquet")
+        frame = frames.read_parquet(str(folder / "*.parquet"))
+        assert frame[["a", "b"]].to_dask_array().numblocks != frame[["y"]].to_dask_array().numblocks
+    else:
+        for i, part in enumerate(np.array_split(np.arange(100), 3)):
+            table.iloc[part].to_csv(folder / f"{i}.csv", index=False, float_format="%.17g")
+        frame = frames.read_csv(str(folder / "*.csv"), float_precision="round_trip")
+    return frame[["a", "b"]], frame[["y"]]
 
 
 @pytest.mark.parametrize(
-    "kind", ["unequal", "one chunk", "X alone", "unknown lengths", "table", "frame"]
+    "kind",
+    ["unequal", "one chunk", "X alone", "unknown lengths", "table", "frame", "parquet", "csv"],
 )
-def test_data_come_in_any_chunks(client: Client, kind: str) -> None:
+def test_data_come_in_any_chunks(client: Client, kind: str, tmp_path: Path) -> None:
     X, Y, make = problem(100)
-    rows = gh.distributed.shards(client, *chunked(X, Y, kind))
+    rows = gh.distributed.shards(client, *chunked(X, Y, kind, tmp_path))
     assert (rows.num_rows, rows.num_columns, rows.num_outputs) == (100, 2, 1)
     assert rows.num_shards == 2
     assert set(rows.rows_of_shard) != {0}
@@ -170,6 +184,41 @@ def test_many_shards_are_added_in_a_tree(client: Client, monkeypatch: Any) -> No
     assert found.min_cavity_precision == pytest.approx(expected.min_cavity_precision, rel=EXACT)
 
 
+class Bar:
+    """What a progress bar is told."""
+
+    def __init__(self) -> None:
+        self.passes, self.said = 0, {"objective": ""}
+
+    def update(self, count: int) -> None:
+        self.passes += count
+
+    def set_postfix(self, refresh: bool, **said: str) -> None:
+        self.said = said
+
+
+def test_names_of_tasks_and_progress(client: Client, monkeypatch: Any) -> None:
+    X, Y, make = problem(200)
+    bar, names = Bar(), set()
+    mapped = gh.distributed.ShardedRows._mapped
+
+    def watched(self: Any, name: str, *given: Any) -> Any:
+        names.add(name)
+        found = mapped(self, name, *given)
+        assert all(future.key.startswith(f"{name}-") for future in found)
+        return found
+
+    monkeypatch.setattr(gh.distributed.ShardedRows, "_mapped", watched)
+    monkeypatch.setattr("gpflow_hybrid.distributed.rows.progress_bar", lambda *_, **__: bar)
+    rows = gh.distributed.shards(client, X, Y, num_shards=9)
+    model = make()
+    loss = model.training_loss(rows)
+    assert {"e-step", "objective", "gradient", "gradient-product"} <= names
+    assert {"e-step-sum", "gradient-sum"} <= names  # more than eight are added up on workers
+    assert bar.passes == rows.num_passes > 5
+    assert float(bar.said["objective"]) == pytest.approx(-float(loss), abs=1e-3)
+
+
 def test_structure_travels_once(client: Client) -> None:
     X, Y, make = problem(60)
     rows, model = gh.distributed.shards(client, X, Y), make()
@@ -183,6 +232,32 @@ def test_structure_travels_once(client: Client) -> None:
         model.kernel.lengthscales.assign([lengthscale, 1.0])
         model.training_loss(rows)
     assert len(known() - before) == 1
+
+
+class CountsTraces(LogCosh):
+    """Of itself, in the process that makes them."""
+
+    def _scalar_log_prob(self, X: Any, F: Any, Y: Any) -> Any:
+        name = "CALLS" if tf.executing_eagerly() else "TRACES"
+        os.environ[name] = str(int(os.environ.get(name, "0")) + 1)
+        return super()._scalar_log_prob(X, F, Y)
+
+
+def test_nothing_is_traced_again_at_other_hyperparameters(client: Client) -> None:
+    case = sparse_problem("own_log_cosh", N=60)
+    model = case.model("elbo")
+    model.likelihood = CountsTraces()
+    rows = gh.distributed.shards(client, *case.data)
+    counts = []
+    for lengthscale in (1.0, 1.1, 1.2, 1.3):
+        model.kernel.lengthscales.assign(lengthscale)
+        model.training_loss(rows)
+        counts.append(client.run(lambda: os.environ.get("TRACES", "0")))
+    assert counts[0] == counts[1] == counts[2] == counts[3]
+    calls = client.run(
+        lambda: int(os.environ.get("CALLS", "0")) + int(os.environ.get("TRACES", "0"))
+    )
+    assert min(calls.values()) > 0  # workers were asked
 
 
 def test_fit_ends_where_one_process_does(client: Client, monkeypatch: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ import gpflow
 import numpy as np
 import pytest
 import tensorflow as tf
+from distributed.core import Status
 
 import gpflow_hybrid as gh
-from gpflow_hybrid.distributed import ShardedRows
-from tests.distributed.conftest import Processes, problem
+from gpflow_hybrid import tuning
+from gpflow_hybrid.distributed import ShardedRows, holding, shard, worker_memory
+from tests.distributed.conftest import ROOT, Processes, problem
 
 EXACT = 1e-9
 
@@ -145,6 +148,48 @@ def test_scheduler_lost_and_the_fit_resumed(processes: Processes, tmp_path: Path
     assert found.loss == pytest.approx(expected.loss, abs=1e-4)  # another way to the same optimum
 
 
+def set_status(name: str, dask_worker: Any) -> None:
+    dask_worker.status = Status[name]
+
+
+def test_paused_worker_is_relieved_or_given_up(processes: Processes, monkeypatch: Any) -> None:
+    """One without a limit of memory, which Dask neither pauses nor lets go on by itself."""
+    monkeypatch.setattr(holding, "WAIT_SECONDS", 0.5)
+    processes.add_worker(ROOT, "--memory-limit", "0")
+    X, Y, make = problem(120)
+    expected = learn(make(), (X, Y))
+    rows = gh.distributed.shards(processes.client, X, Y)
+    (worker,) = rows.holders
+    client = processes.client
+    later = threading.Timer(3.0, lambda: client.run(partial(set_status, "running")))
+
+    def pause() -> None:
+        client.run(partial(set_status, "paused"))
+        later.start()
+
+    at_pass(rows, {20: pause})
+    found, messages = learn_and_listen(make(), rows)
+    assert_same_end(found, expected)
+    assert messages == [
+        f"The worker {worker} was paused, as its memory is nearly full; it keeps fewer projections from "
+        "now on, and finds them again for every sum."
+    ]
+    room = client.run(worker_memory.most_kept)[worker]
+    assert room <= tuning.KEPT_PROJECTIONS // 2
+    kept = client.run(lambda: [x.kept_bytes for x in shard._shards])[worker]
+    assert 0 < max(kept) < room  # again
+    client.run(shard.forget_projections)
+    assert client.run(worker_memory.most_kept)[worker] == room // 2
+    assert client.run(lambda: [x.kept_bytes for x in shard._shards])[worker] == [0] * len(kept)
+    monkeypatch.setattr(holding, "MOST_PAUSES", 1)
+    client.run(partial(set_status, "paused"))
+    try:
+        with pytest.raises(gh.ClusterError, match=f"The worker {worker} stays paused: its memory"):
+            make().infer(rows)
+    finally:
+        client.run(partial(set_status, "running"))
+
+
 def package(folder: Path, text: str) -> Path:
     """In the place of gpflow_hybrid."""
     (folder / "gpflow_hybrid").mkdir(parents=True)
@@ -153,7 +198,12 @@ def package(folder: Path, text: str) -> Path:
 
 
 @pytest.mark.slow
-def test_workers_that_cannot_take_part(processes: Processes, tmp_path: Path) -> None:
+@pytest.mark.parametrize("embedded", [2**22, 0])
+def test_workers_that_cannot_take_part(
+    processes: Processes, tmp_path: Path, embedded: int, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("gpflow_hybrid.distributed.rows.EMBEDDED_BYTES", embedded)
+    monkeypatch.setattr(holding, "LOOK_SECONDS", 0.0)  # between one that joins and the next
     X, Y, make = problem(120)
     with pytest.raises(gh.ClusterError, match="has no workers"):
         gh.distributed.shards(processes.client, X, Y)

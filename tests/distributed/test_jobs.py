@@ -108,6 +108,24 @@ def test_folds_of_a_comparison(client: Client) -> None:
         np.testing.assert_allclose(x.model.predict_y(X)[0], y.model.predict_y(X)[0], rtol=1e-9)
 
 
+def test_folds_of_a_comparison_with_integrated_hyperparameters(client: Client) -> None:
+    X, Y, _ = problem(30)
+    model = gh.CVIModel((X, Y), gpflow.kernels.Matern52(), gh.likelihoods.ProbitBernoulli())
+    options: dict[str, Any] = {"num_folds": 2, "integrate": True}
+    (expected,) = gh.compare_objectives(model, ("ep_like",), **options).fits
+    (found,) = gh.compare_objectives(model, ("ep_like",), client=client, **options).fits
+    np.testing.assert_allclose(
+        found.integrated_log_densities, expected.integrated_log_densities, rtol=1e-6
+    )
+    assert found.integrated.log_evidence == pytest.approx(
+        expected.integrated.log_evidence, abs=1e-6
+    )
+    # The posterior has come back whole.
+    np.testing.assert_allclose(
+        found.integrated.predict_y(X)[0], expected.integrated.predict_y(X)[0], rtol=1e-6
+    )
+
+
 @pytest.mark.slow
 def test_settings_of_compared_evidence(client: Client) -> None:
     model = dense()
