@@ -6,7 +6,7 @@
 Binary classification with ProbitBernoulli and a Matérn-5/2 kernel, inputs standardised: five folds of whole
 data sets, and training sets of 50, 100 and 200 random rows tested on up to 500 of the others. Each is
 trained by ``gh.fit`` from the scale of the data, and integrated by ``gh.integrate_hyperparameters`` with
-its default priors.
+its default priors. Seconds are of the processor: set ``OMP_NUM_THREADS=1``.
 """
 
 from __future__ import annotations
@@ -104,11 +104,15 @@ def compute(case: Case) -> dict[str, Any]:
             "accuracy": float(np.mean((p > 0.5) == (Y_test > 0.5))),
         }
 
+    began = time.process_time()
     fitted = build()
     fit = gh.fit(fitted, start="data", progress=False)
+    fit_seconds = time.process_time() - began
+    began = time.process_time()
     model = build()
     start_from_data(model, X, Y)
     result = gh.integrate_hyperparameters(model, progress=False)
+    seconds = time.process_time() - began
     gpflow.utilities.multiple_assign(model, result.settings[int(np.argmax(result.log_densities))])
     model.training_loss()
     return {
@@ -116,14 +120,14 @@ def compute(case: Case) -> dict[str, Any]:
         "num_rows": len(X),
         "optimised": {
             **tested(fitted),
-            "seconds": fit.seconds,
+            "seconds": fit_seconds,
             "evaluations": fit.num_evaluations,
             "status": fit.status,
         },
         "mode": tested(model),
         "integrated": {
             **tested(result),
-            "seconds": result.seconds,
+            "seconds": seconds,
             "evaluations": result.num_evaluations,
             "converged": result.converged,
             "settings": len(result.weights),
@@ -180,6 +184,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     chosen = parser.parse_args()
     if chosen.what == "run":
+        compute(Case("sonar", SIZES[0], NUM_SEEDS, "ep_like"))  # what TensorFlow does once
         run(chosen.results, chosen.minutes, chosen.datasets, chosen.sizes, chosen.methods)
     else:
         from .integration_report import report

@@ -25,9 +25,8 @@ INTRODUCTION = """# Hyperparameters: optimised, integrated
 - The *difference*, integrated less optimised, is paired over training sets, with its standard error over
   them; it *helps* or *hurts* where a paired t-test says so at 0.05. Training sets of one data set share
   rows, so that the errors are too small if anything.
-- *Cost*: seconds of the whole integration, its own fit and tracing included, over those of one fit, and
-  evaluations of the training loss likewise; medians, with the largest. Seconds are those of a machine with
-  other work on it, and single ones are far off.
+- *Cost*: seconds of the processor for the whole integration, its own fit and tracing included, over those
+  of one fit, and evaluations of the training loss likewise; medians, with the largest.
 """
 
 

@@ -18,6 +18,7 @@ from .models import CVIModel, SparseCVIModel
 from .models.sparse_validation import check_data_for
 from .objective_fits import Comparison, ObjectiveFit, run
 from .objectives import Objective, power_of
+from .training.fit_results import CONVERGED
 from .validation import prepare_data
 
 NOISE_THRESHOLD = 2.0
@@ -54,9 +55,8 @@ class ObjectiveComparison(ShownAsText):
                 lines.append(f"{text}: within the noise, these data do not tell them apart.")
             else:
                 lines.append(f"{text}: {_name(best)} predicts better on these data.")
-        return "\n".join(
-            [*lines, *(_integration_verdict(fit) for fit in self.fits if fit.integrated)]
-        )
+        lines += [_integration_verdict(fit) for fit in self.fits if fit.integrated]
+        return "\n".join([*lines, *filter(None, map(_not_converged, self.fits))])
 
     def __str__(self) -> str:
         columns = []
@@ -108,7 +108,7 @@ def compare_objectives(
     Every fit starts from the hyperparameters of ``model``, which is left untouched. Predictive
     densities are those of k-fold cross-validation, with their standard error over data; the
     leave-one-out densities from the cavities stand beside them as the optimistic diagnostic that
-    they are. Differences are judged pairwise, datum by datum.
+    they are. Differences are judged pairwise, datum by datum; fits that did not converge are named.
 
     :param model: data, kernel, likelihood, mean function and starting point; of a sparse model the
         inducing points too, but no data.
@@ -125,11 +125,6 @@ def compare_objectives(
         power_of(objective)
     if len(set(objectives)) != len(objectives) or not objectives:
         raise InvalidDataError(f"objectives must be distinct and not empty; found {objectives!r}.")
-    if integrate and client is not None:
-        raise InvalidDataError(
-            "integrate must be False where a client is given; found True. A posterior over hyperparameters "
-            "has compiled functions, which do not travel: leave client out, or integrate afterwards."
-        )
     X, Y = _data_of(model, data)
     if not isinstance(num_folds, int) or not 2 <= num_folds <= len(X):
         raise InvalidDataError(
@@ -150,9 +145,10 @@ def compare_objectives(
         *parts, fit = found[i * (num_folds + 1) : (i + 1) * (num_folds + 1)]
         densities, integrated = np.empty(len(X)), np.empty(len(X))
         for (_, test), part in zip(splits, parts, strict=True):
-            densities[test] = part[0]
-            integrated[test] = part[1] if integrate else np.nan
-        fit = dataclasses.replace(fit, log_densities=densities)
+            _, densities[test], over = part
+            integrated[test] = over if integrate else np.nan
+        statuses = (*(part[0] for part in parts), *fit.statuses)
+        fit = dataclasses.replace(fit, log_densities=densities, statuses=statuses)
         if integrate:
             fit = dataclasses.replace(fit, integrated_log_densities=integrated)
         fits.append(fit)
@@ -180,6 +176,22 @@ def _integration_verdict(fit: ObjectiveFit) -> str:
         return f"{text}: within the noise."
     return (
         f"{text}: integrate them." if mean > 0.0 else f"{text}: the optimum predicts better here."
+    )
+
+
+def _not_converged(fit: ObjectiveFit) -> str:
+    """Which of an objective's fits did not converge, and how they ended; nothing if all did."""
+    names = [*(f"fold {i}" for i in range(1, len(fit.statuses))), "all data"]
+    ended = [
+        f"{name} ({status})"
+        for name, status in zip(names, fit.statuses, strict=True)
+        if status not in CONVERGED
+    ]
+    if not ended:
+        return ""
+    return (
+        f"{_name(fit)}: {len(ended)} of {len(fit.statuses)} fits did not converge: {', '.join(ended)}. "
+        "Their densities are not those of an optimum."
     )
 
 

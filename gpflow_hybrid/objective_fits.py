@@ -8,14 +8,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from gpflow.utilities import deepcopy, parameter_dict
+from gpflow.utilities import parameter_dict
 
+from .copying import copied
 from .errors import InvalidPosteriorError
 from .evidence.results import FloatArray, standard_error
 from .integration import HyperparameterPosterior, integrate_hyperparameters
 from .models import CVIModel, SparseCVIModel
 from .objectives import Objective
 from .training import fitting
+from .training.fit_results import FitResult
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +43,8 @@ class ObjectiveFit:
     """Evaluations of the training loss for the fit to all data."""
     seconds: float
     """Wall time of the fit to all data, tracing included."""
+    statuses: tuple[str, ...] = ()
+    """How every fold's fit ended, then that to all the data: see :attr:`FitResult.status`."""
     integrated: HyperparameterPosterior | None = None
     """The posterior over hyperparameters given all the data, if it was asked for."""
     integrated_log_densities: FloatArray | None = None
@@ -68,23 +72,23 @@ class Comparison(NamedTuple):
 
 
 def run(common: Comparison, job: tuple[Objective, Any]) -> Any:
-    """Log densities of a fold by a fit to the others, of the optimum and integrated; or the fit to all
-    data, without such."""
+    """How a fit to the other folds ended and its log densities of this one, of the optimum and integrated;
+    or the fit to all data, without such."""
     model, X, Y, max_iterations, integrate = common
     objective, split = job
     if split is not None:
         train, test = split
         part = _copy(model, X[train], Y[train], objective)
-        _fit(part, (X[train], Y[train]), max_iterations)
+        status = _fit(part, (X[train], Y[train]), max_iterations).status
         held_out = (X[test], Y[test])
         densities = np.asarray(part.predict_log_density(held_out))
         if not integrate:
-            return densities, None
+            return status, densities, None
         over = _integrate(part, (X[train], Y[train]))
-        return densities, np.asarray(over.predict_log_density(held_out))
+        return status, densities, np.asarray(over.predict_log_density(held_out))
     start = time.perf_counter()
     fitted = _copy(model, X, Y, objective)
-    num_evaluations = _fit(fitted, (X, Y), max_iterations)
+    result = _fit(fitted, (X, Y), max_iterations)
     seconds = time.perf_counter() - start
     trained = {id(p) for p in fitted.trainable_parameters}
     parameters = parameter_dict(fitted).items()
@@ -100,8 +104,9 @@ def run(common: Comparison, job: tuple[Objective, Any]) -> Any:
         loo_log_predictive_density=_or_nan(fitted.loo_log_predictive_density)
         if is_dense
         else np.nan,
-        num_evaluations=num_evaluations,
+        num_evaluations=result.num_evaluations,
         seconds=seconds,
+        statuses=(result.status,),
         integrated=_integrate(fitted, (X, Y)) if integrate else None,
     )
 
@@ -110,7 +115,7 @@ def _copy(model: Any, X: Any, Y: Any, objective: Objective) -> Any:
     """The same model for other data, with sites at zero; parameters shared between parts stay shared."""
     Z = getattr(model, "inducing_variable", None)
     parts = (model.kernel, model.likelihood, model.mean_function, Z)
-    kernel, likelihood, mean, Z = deepcopy(parts)
+    kernel, likelihood, mean, Z = copied(parts)
     L = model.num_latent_gps
     if Z is None:
         return CVIModel((X, Y), kernel, likelihood, mean, L, objective=objective)
@@ -118,10 +123,9 @@ def _copy(model: Any, X: Any, Y: Any, objective: Objective) -> Any:
     return SparseCVIModel(kernel, likelihood, Z, **more)
 
 
-def _fit(model: Any, data: tuple[Any, Any], max_iterations: int) -> int:
+def _fit(model: Any, data: tuple[Any, Any], max_iterations: int) -> FitResult:
     given = data if isinstance(model, SparseCVIModel) else None
-    result = fitting.fit(model, data=given, max_iterations=max_iterations, progress=False)
-    return result.num_evaluations
+    return fitting.fit(model, data=given, max_iterations=max_iterations, progress=False)
 
 
 def _integrate(model: Any, data: tuple[Any, Any]) -> HyperparameterPosterior:

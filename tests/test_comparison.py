@@ -70,6 +70,19 @@ def test_prints_a_table_and_a_verdict(comparison):
     assert ("within the noise" in text) == (abs(np.mean(difference)) < 2 * error)
 
 
+def test_fits_that_did_not_converge_are_named(template, comparison):
+    for fit in comparison.fits:
+        assert fit.statuses == ("converged",) * 4  # three folds and all the data
+    assert "did not converge" not in comparison.verdict
+    hasty = gh.compare_objectives(template, ["ep_like"], num_folds=2, max_iterations=1)
+    assert hasty["ep_like"].statuses == ("max_iterations",) * 3
+    expected = (
+        "ep_like: 3 of 3 fits did not converge: fold 1 (max_iterations), fold 2 (max_iterations), "
+        "all data (max_iterations)."
+    )
+    assert expected in str(hasty)
+
+
 def test_verdict_names_a_clear_winner(comparison):
     elbo, ep_like = comparison.fits
     worse = dataclasses.replace(elbo, log_densities=ep_like.log_densities - 1.0)
@@ -157,12 +170,3 @@ def test_hyperparameters_integrated_beside_the_optimum():
         comparison
     )
     assert "with integrated hyperparameters" in str(comparison)
-
-
-def test_integration_does_not_travel_to_a_cluster() -> None:
-    X, Y = gh.datasets.load("sonar")
-    model = gh.CVIModel((X[:20], Y[:20]), gpflow.kernels.RBF(), gh.likelihoods.ProbitBernoulli())
-    with pytest.raises(
-        gh.InvalidDataError, match="integrate must be False where a client is given"
-    ):
-        gh.compare_objectives(model, integrate=True, client=object())

@@ -77,11 +77,11 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Monk
         return record(0.0, **case._asdict())
 
     monkeypatch.setattr(integration, "compute", compute)
-    integration.run(path, 1.0, ["sonar"], [50], ["elbo", "ep_like", "ep"])
+    integration.run(path, 60.0, ["sonar"], [50], ["elbo", "ep_like", "ep"])
     assert done not in computed
     assert len(computed) == 59
     assert len(integration.load(path)) == 60
-    integration.run(path, 1.0, ["sonar"], [50], ["elbo", "ep_like", "ep"])
+    integration.run(path, 60.0, ["sonar"], [50], ["elbo", "ep_like", "ep"])
     assert len(computed) == 59
 
 

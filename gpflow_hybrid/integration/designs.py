@@ -12,7 +12,7 @@ from scipy.stats import norm, qmc
 
 from .axes import Axes
 from .lattices import Quadrature, largest_change, predictive
-from .target import Node
+from .settings import Node
 
 Array = npt.NDArray[np.float64]
 Look = Callable[[Array], Node]
@@ -49,6 +49,11 @@ def design_weights(d: int, radius: float, num_points: int) -> tuple[float, float
     return 1.0 - radius**-2, np.exp(0.5 * squared) / (num_points * radius**2)
 
 
+def fewest_points(d: int) -> int:
+    """Of both designs and a first estimate by quasi-random points."""
+    return 1 + len(RADII) * len(composite_design(d)) + FIRST_POINTS
+
+
 def integrate_by_design(
     look: Look, axes: Axes, tolerance: float, max_evaluations: int, seed: int
 ) -> Quadrature:
@@ -59,7 +64,8 @@ def integrate_by_design(
     found = _by_composite_design(look, axes, tolerance)
     if found.has_converged:
         return found
-    return _by_points(look, axes, tolerance, max_evaluations - len(found.nodes), seed)
+    left = max_evaluations - (fewest_points(len(axes.mode)) - FIRST_POINTS)
+    return _by_points(look, axes, tolerance, left, seed)
 
 
 def _by_composite_design(look: Look, axes: Axes, tolerance: float) -> Quadrature:

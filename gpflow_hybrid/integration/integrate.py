@@ -14,7 +14,7 @@ from ..training import fitting
 from ..training.fit_results import FitResult
 from ..validation import check_count, check_positive, is_integer
 from .axes import axes_at
-from .designs import integrate_by_design
+from .designs import fewest_points, integrate_by_design
 from .divergence import refuse_divergent
 from .lattices import Lattice, Quadrature
 from .marginals import Draws, Marginal, marginal, smooth_draws
@@ -22,7 +22,8 @@ from .mixtures import Mixture
 from .priors import Priors
 from .problems import prepare
 from .results import ChainReport, HyperparameterPosterior
-from .target import Node, Target
+from .settings import MovableModel, Node
+from .target import Target
 
 Array = npt.NDArray[np.float64]
 Method = Literal["auto", "grid", "hmc"]
@@ -71,11 +72,13 @@ def integrate_hyperparameters(
     :param data: ``(X, Y)`` or a ``tf.data.Dataset``, for a model that has none of its own.
     :param method: ``"grid"`` (up to six scalars) or ``"hmc"``; ``"auto"`` chooses by their number.
     :param priors: by GPflow's path, distributions of the parameters or ``"flat"``; else the model's own,
-        else weak defaults: log-normal with a deviation of 1.5 of the logarithm, for lengthscales around the
-        median distance between inputs, for the kernel's standard deviation around three, or that of Y
-        where the likelihood is a noise around f. The result says which.
+        else weak defaults: log-normal, for lengthscales around the median distance between inputs with a
+        deviation of 1.5 of the logarithm, for the kernel's standard deviation around that of Y where the
+        likelihood is a noise around f (1.5), around ten where y is a class (3), else around one (1.5). The
+        result says which.
     :param tolerance: of a grid, on every log predictive density of the data.
-    :param max_evaluations: of a grid, at most so many settings are looked at.
+    :param max_evaluations: of a grid, at most so many settings are looked at, beside those of the fit and
+        of the axes.
     :param num_starts: of the fit that finds the mode.
     :param num_chains: of the sampler, each with a copy of the model and sites of its own.
     :param num_samples: of every chain, after
@@ -98,6 +101,8 @@ def integrate_hyperparameters(
             f'method="grid" is for up to {MAX_GRID} free scalars; found {d}. Pass method="hmc", or hold '
             "some parameters with gpflow.set_trainable."
         )
+    if by_grid:
+        check_enough_evaluations(max_evaluations, d)
     mode = target.position()
     refuse_divergent(target, chosen, mode)
     axes = axes_at(mode, target.density)
@@ -133,7 +138,7 @@ def integrate_hyperparameters(
         seconds=time.perf_counter() - began,
         fit_seconds=fit_seconds,
         draws=draws,
-        mixture=Mixture(target, nodes, weights, problem.mark),
+        mixture=Mixture(problem.movable(), nodes, weights, problem.mark),
     )
 
 
@@ -148,6 +153,15 @@ def _check(method: Any, tolerance: Any, *counts: Any, seed: Any) -> None:
         raise InvalidDataError(f"seed must be a non-negative integer; found {seed!r}.")
 
 
+def check_enough_evaluations(max_evaluations: int, d: int) -> None:
+    """A lattice has the neighbours of the mode, a design its points and the first quasi-random ones."""
+    fewest = 3**d if d <= MAX_LATTICE else fewest_points(d)
+    if max_evaluations < fewest:
+        raise InvalidDataError(
+            f"max_evaluations must be at least {fewest} for {d} free scalars; found {max_evaluations}."
+        )
+
+
 def _that_count(found: Quadrature, negligible: float) -> tuple[Array, list[Node]]:
     """Without settings that together have less than this share."""
     weights = np.exp(found.log_weights)
@@ -157,10 +171,10 @@ def _that_count(found: Quadrature, negligible: float) -> tuple[Array, list[Node]
     return weights[kept] / weights[kept].sum(), [found.nodes[i] for i in kept]
 
 
-def marginals_of(target: Target, draws: Draws) -> tuple[Marginal, ...]:
+def marginals_of(model: MovableModel, draws: Draws) -> tuple[Marginal, ...]:
     """Of every scalar, named by the path of its parameter."""
     found = []
-    for path, values in target.values(draws.x).items():
+    for path, values in model.values(draws.x).items():
         columns = values.reshape(len(values), -1).T
         names = [path] if len(columns) == 1 else [f"{path}[{i}]" for i in range(len(columns))]
         found += [marginal(n, c, draws.weights) for n, c in zip(names, columns, strict=True)]

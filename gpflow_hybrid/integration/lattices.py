@@ -11,7 +11,7 @@ import numpy.typing as npt
 from scipy.special import logsumexp
 
 from .axes import Axes
-from .target import Node
+from .settings import Node
 
 Array = npt.NDArray[np.float64]
 Key = tuple[int, ...]

@@ -53,15 +53,21 @@ def smooth_draws(z: Array, log_masses: Array, axes: Axes) -> Draws:
     d = z.shape[1]
     excess = log_masses + 0.5 * np.sum(z**2, 1)
     excess -= excess[np.argmax(log_masses)]
-    # Smooth through every node, quadratic far from them.
-    through = RBFInterpolator(z, excess, kernel="quintic", degree=2)
     uniform = qmc.Sobol(d, scramble=True, rng=np.random.default_rng(0)).random(NUM_DRAWS)
     new = DRAW_WIDTH * norm.ppf(np.clip(uniform, 1e-9, 1.0 - 1e-9))
     # Not to be believed beyond the nodes.
-    fitted = np.clip(through(new), excess.min(), excess.max())
+    fitted = np.clip(_through(z, excess, new), excess.min(), excess.max())
     log_weights = fitted - 0.5 * np.sum(new**2, 1) * (1.0 - DRAW_WIDTH**-2)
     weights = np.exp(log_weights - log_weights.max())
     return Draws(axes.position(new), weights / weights.sum())
+
+
+def _through(z: Array, excess: Array, new: Array) -> Array:
+    """Smooth through every node, quadratic far from them; zero where they are too few for that."""
+    try:
+        return np.asarray(RBFInterpolator(z, excess, kernel="quintic", degree=2)(new))
+    except (ValueError, np.linalg.LinAlgError):
+        return np.zeros(len(new))
 
 
 def marginal(name: str, values: Array, weights: Array) -> Marginal:

@@ -12,11 +12,14 @@ from gpflow.base import MeanAndVariance
 from gpflow.likelihoods import Likelihood
 from gpflow.models import GPModel
 from gpflow.posteriors import PrecomputeCacheType
-from gpflow.utilities import deepcopy, parameter_dict
+from gpflow.utilities import parameter_dict
 
+from ..copying import copied
+from ..display import values_in_short
+from ..errors import NonFiniteError
 from ..posteriors import cache_type
 from ..validation import check_count
-from .target import Node, Target
+from .settings import MovableModel, Node
 
 Array = npt.NDArray[np.float64]
 
@@ -82,33 +85,38 @@ class MixturePosterior:
 class Mixture:
     """A model at several settings of its hyperparameters."""
 
-    def __init__(self, target: Target, nodes: Sequence[Node], weights: Array, mark: str) -> None:
-        self._target = target
+    def __init__(
+        self, model: MovableModel, nodes: Sequence[Node], weights: Array, mark: str
+    ) -> None:
+        self._movable = model
         self.nodes = tuple(nodes)
         self.weights = weights
         self.mark = mark
         """Of the data and the parameters, by which a model is recognised."""
         self._cached: dict[PrecomputeCacheType, MixturePosterior] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_cached": {}}  # made again when they are asked for
+
     @property
     def likelihood(self) -> Likelihood:
         """The model's, with the parameters of the last setting that was looked at."""
-        return self._target.model.likelihood
+        return self._movable.model.likelihood
 
     def models(self) -> Iterator[GPModel]:
         """The model at one setting after the other; always the same object."""
         for node in self.nodes:
-            self._target.restore(node.x, node.sites)
-            yield self._target.model
+            self._movable.restore(node.x, node.sites)
+            yield self._movable.model
 
     def values(self, x: Array) -> dict[str, Array]:
         """The parameters that are integrated over, at coordinates ``[..., d]``."""
-        return self._target.values(x)
+        return self._movable.values(x)
 
     def held(self) -> dict[str, Array]:
         """Every other parameter but the sites, by its path: inducing points, for instance."""
-        model = self._target.model
-        free = {id(c.parameter) for c in self._target.coordinates}
+        model = self._movable.model
+        free = {id(c.parameter) for c in self._movable.coordinates}
         return {
             path: np.asarray(parameter)
             for path, parameter in parameter_dict(model).items()
@@ -139,11 +147,26 @@ class Mixture:
         """
         models = self.models()
         found = [getattr(next(models), method)(at, *flags)]
-        function = getattr(self._target.model, method)
+        function = getattr(self._movable.model, method)
         if len(self.nodes) >= WORTH_COMPILING:
             compiled = tf.function(lambda: function(at, *flags), autograph=False)
-            return [*found, *(compiled() for _ in models)]
-        return [*found, *(function(at, *flags) for _ in models)]
+            found += [compiled() for _ in models]
+        else:
+            found += [function(at, *flags) for _ in models]
+        for node, prediction in zip(self.nodes, found, strict=True):
+            self._refuse_non_finite(method, node, prediction)
+        return found
+
+    def _refuse_non_finite(self, method: str, node: Node, prediction: Any) -> None:
+        """One such setting would make the whole mixture NaN; a density of zero is a number."""
+        parts = prediction if isinstance(prediction, tuple) else (prediction,)
+        if all(np.all(np.isfinite(x) | np.isneginf(x)) for x in parts):
+            return
+        setting = ", ".join(f"{p} = {values_in_short(v)}" for p, v in self.values(node.x).items())
+        raise NonFiniteError(
+            f"{method} is not finite at one of the settings of the mixture, {setting}. Look for missing or "
+            "huge numbers in what was passed; else integrate with narrower priors, which leave it out."
+        )
 
     def predict_f_samples(
         self, Xnew: Any, num_samples: int | None, full_cov: bool, full_output_cov: bool
@@ -169,6 +192,6 @@ class Mixture:
         """With caches of all settings, made once; each has a kernel of its own, which stays where it is."""
         kind = cache_type(precompute_cache)
         if kind not in self._cached:
-            posteriors = [deepcopy(model).posterior(kind) for model in self.models()]
+            posteriors = [copied(model).posterior(kind) for model in self.models()]
             self._cached[kind] = MixturePosterior(self.weights, posteriors)
         return self._cached[kind]

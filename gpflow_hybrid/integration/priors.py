@@ -10,10 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow_probability as tfp
 from gpflow.base import PriorOn
+from gpflow.likelihoods import Likelihood
 from gpflow.models import GPModel
-from gpflow.utilities import deepcopy
 
+from ..copying import copied
 from ..errors import InvalidDataError
+from ..likelihoods import ProbitBernoulli
 from ..training.starts import is_noise_around_f, lengthscales, start_from_data
 from .coordinates import Coordinate, Flat
 
@@ -22,9 +24,13 @@ Array = npt.NDArray[np.float64]
 SPREAD = 1.5
 """Standard deviation of the logarithm of a scale under a default prior: 95 % within factors of 19."""
 
-TYPICAL_DEVIATION = 3.0
-"""Median of a kernel's standard deviation where f is behind a link: a deviation of one is a label that is
-wrong every sixth time. ``python -m benchmarks.integration_priors`` compares it with others."""
+SATURATED_DEVIATION = 10.0
+"""Median of a kernel's standard deviation where f is behind a link that saturates, which has no scale of
+its own: labels that are hardly ever wrong are explained by any large f."""
+
+SATURATED_SPREAD = 3.0
+"""Standard deviation of its logarithm: 95 % within factors of 400. Narrower ones cost predictions on data
+whose classes are far apart: ``python -m benchmarks.integration_priors`` compares them."""
 
 WIDE = 10.0
 """Standard deviation of other parameters under a default prior, in units of f."""
@@ -68,8 +74,10 @@ def choose_priors(
 
     Defaults are log-normal for positive parameters, with a standard deviation of the logarithm of 1.5: for
     lengthscales around the median distance between inputs, for the standard deviation of a kernel around
-    three, or that of Y where the likelihood is a noise around f, which has a tenth of its variance; around
-    one for others. What is not positive has a normal prior, wide in the units of f.
+    that of Y where the likelihood is a noise around f, which has a tenth of its variance; around one for
+    others. Where y is a class, of which f beyond a few units says the same, the kernel's standard deviation
+    is around ten, with a standard deviation of the logarithm of 3. What is not positive has a normal prior,
+    wide in the units of f.
     """
     unknown = [path for path in given if path not in {c.path for c in coordinates}]
     if unknown:
@@ -99,14 +107,12 @@ def _prior_of(
         return ParameterPrior(parameter.prior, parameter.prior_on, "model")
     dtype = parameter.dtype.as_numpy_dtype
     if coordinate.is_log:
-        # log-normal on √variance: twice the deviation on its square
-        spread = 2.0 * SPREAD if _name(path) == "variance" else SPREAD
-        if (
-            _name(path) == "variance"
-            and path.startswith(".kernel")
-            and not is_noise_around_f(model.likelihood)
-        ):
-            median = TYPICAL_DEVIATION**2 * median
+        spread = SPREAD
+        is_variance = _name(path) == "variance"
+        if is_variance and path.startswith(".kernel") and saturates(model.likelihood):
+            spread, median = SATURATED_SPREAD, SATURATED_DEVIATION**2 * median
+        if is_variance:  # log-normal on its root: twice the deviation on it
+            spread *= 2.0
         location = np.log(median).astype(dtype)
         default: Any = tfp.distributions.LogNormal(location, dtype(spread))
         return ParameterPrior(default, PriorOn.CONSTRAINED, "default")
@@ -121,11 +127,18 @@ def _prior_of(
     return ParameterPrior(default, PriorOn.UNCONSTRAINED, "default")
 
 
+def saturates(likelihood: Likelihood) -> bool:
+    """Whether y is a class: f beyond a few units makes no difference to it."""
+    L = gpflow.likelihoods
+    kinds = (ProbitBernoulli, L.Bernoulli, L.MultiClass, L.Softmax, L.Ordinal)
+    return isinstance(likelihood, kinds)
+
+
 def _medians(
     model: GPModel, coordinates: Sequence[Coordinate], X: Array, Y: Array
 ) -> dict[str, Array]:
     """Of positive parameters: where a fit from the data starts, and one elsewhere."""
-    copy = deepcopy(model)
+    copy = copied(model)
     parameters = gpflow.utilities.parameter_dict(copy)
     found: dict[str, Array] = {}
     for c in coordinates:

@@ -10,14 +10,16 @@ import numpy as np
 import numpy.typing as npt
 from gpflow.base import Parameter, PriorOn
 from gpflow.models import GPModel
-from gpflow.utilities import deepcopy, parameter_dict, set_trainable
+from gpflow.utilities import parameter_dict, set_trainable
 
+from ..copying import copied
 from ..errors import InvalidDataError
 from ..models import CollapsedModel, SparseCVIModel
 from ..training.fitting import loss_of_all
 from ..training.minimisation import trained_parameters
 from .coordinates import Coordinate, CoordinatePrior
 from .priors import ParameterPrior, Priors, choose_priors
+from .settings import MovableModel
 from .target import Target
 
 Array = npt.NDArray[np.float64]
@@ -54,9 +56,13 @@ class PreparedModel(NamedTuple):
         closure, _ = loss_of_all(self.model, self.data)
         return Target(self.model, closure, coordinates_of(self.model, self.paths), self.rows)
 
+    def movable(self) -> MovableModel:
+        """The model with its coordinates alone, for predictions."""
+        return MovableModel(self.model, coordinates_of(self.model, self.paths))
+
     def copy(self) -> PreparedModel:
         """The same with a model of its own."""
-        return self._replace(model=deepcopy(self.model))
+        return self._replace(model=copied(self.model))
 
 
 def prepare(model: GPModel, data: Any, given: Priors) -> PreparedModel:
@@ -67,7 +73,7 @@ def prepare(model: GPModel, data: Any, given: Priors) -> PreparedModel:
             "EPModel, LaplaceModel, SparseCVIModel, GPR, SGPR and GPRFITC do; found "
             f"{type(model).__name__}."
         )
-    copy = deepcopy(model)
+    copy = copied(model)
     _, arrays = loss_of_all(copy, data)
     coordinates = coordinates_of(copy, integrated_paths(copy))
     X, Y = arrays()

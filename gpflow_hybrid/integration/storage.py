@@ -19,7 +19,7 @@ from .marginals import Draws
 from .mixtures import Mixture
 from .problems import prepare
 from .results import ChainReport, HyperparameterPosterior
-from .target import Node
+from .settings import Node
 
 FORMAT = 2
 
@@ -85,7 +85,7 @@ def load(path: Path, model: GPModel, data: Any) -> HyperparameterPosterior:
     points = words.pop("points")
     if points != _points(problem.model.likelihood):  # a fit gave it more of them
         problem.model.likelihood.quadrature = NDiagGHQuadrature(1, points)
-    target = problem.target()
+    movable = problem.movable()
     parameters = parameter_dict(problem.model)
     for name, value in arrays.items():
         if name in parameters:
@@ -100,12 +100,12 @@ def load(path: Path, model: GPModel, data: Any) -> HyperparameterPosterior:
     return HyperparameterPosterior(
         **words,
         weights=arrays["weights"],
-        settings=tuple(target.values(node.x) for node in nodes),
+        settings=tuple(movable.values(node.x) for node in nodes),
         log_densities=arrays["log_densities"],
-        marginals=marginals_of(target, draws),
+        marginals=marginals_of(movable, draws),
         chains=None if chains is None else _report(chains),
         draws=draws,
-        mixture=Mixture(target, nodes, arrays["weights"], problem.mark),
+        mixture=Mixture(movable, nodes, arrays["weights"], problem.mark),
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,31 +10,21 @@ import tensorflow as tf
 from gpflow.models import GPModel
 
 from ..compilation import subgraph
+from ..models import CollapsedModel
 from ..sites import SiteValues
 from ..training.minimisation import FAILURES
 from .coordinates import Coordinate
+from .settings import MovableModel, Node
 
 Array = npt.NDArray[np.float64]
 
 
-class Node(NamedTuple):
-    """A setting of the hyperparameters that has been looked at."""
-
-    x: Array
-    """``[d]``, in the coordinates."""
-    log_density: float
-    """``log p(y|θ) + log p(x)``."""
-    log_predictive: Array
-    """Log predictive densities of some of the data, ``[R]``."""
-    sites: tuple[Array, ...]
-    """λ₁ and λ₂, of a model that has them."""
-
-
-class Target:
+class Target(MovableModel):
     """``log p(y|θ) + log p(x)`` of a model whose priors are :class:`CoordinatePrior` s.
 
-    One compiled function, traced once. Inference starts at the sites of the last evaluation where the
-    likelihood is log-concave, as in every training loss.
+    Evaluated on arrays where the model's loss is known there, else by one compiled function. Where the
+    likelihood is log-concave inference starts at sites of before: of the nearest setting on arrays, of the
+    last one in a graph.
     """
 
     def __init__(
@@ -45,8 +34,7 @@ class Target:
         coordinates: Sequence[Coordinate],
         rows: tuple[Array, Array],
     ) -> None:
-        self.model = model
-        self.coordinates = tuple(coordinates)
+        super().__init__(model, coordinates)
         self.num_evaluations = 0
         self.num_failures = 0
         variables = [c.parameter.unconstrained_variable for c in self.coordinates]
@@ -54,7 +42,7 @@ class Target:
         def evaluate(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             with tf.GradientTape() as outer:
                 outer.watch(x)
-                unconstrained = self._unconstrained(x)
+                unconstrained = self.unconstrained(x)
             for variable, value in zip(variables, unconstrained, strict=True):
                 variable.assign(value)
             with tf.GradientTape() as tape:
@@ -67,20 +55,15 @@ class Target:
         self._evaluate = subgraph(evaluate)
         held = tuple(tf.constant(d) for d in rows)
         self._predict = tf.function(lambda: model.predict_log_density(held), autograph=False)
-
-    @property
-    def dimension(self) -> int:
-        """The number of free scalars."""
-        return sum(c.size for c in self.coordinates)
-
-    @property
-    def dtype(self) -> tf.DType:
-        """Of the coordinates."""
-        return self.coordinates[0].parameter.dtype
-
-    def position(self) -> Array:
-        """Where the model is."""
-        return np.concatenate([c.position() for c in self.coordinates]).astype(np.float64)
+        self._loss = model.loss_on_arrays() if isinstance(model, CollapsedModel) else None
+        self._visited: list[tuple[Array, SiteValues]] = []
+        # The loss on arrays has the variables in the model's order.
+        places = {id(v): i for i, v in enumerate(model.trainable_variables)}
+        owners = [
+            np.full(c.size, places[id(v)]) for c, v in zip(coordinates, variables, strict=True)
+        ]
+        self._order = np.argsort(np.concatenate(owners), kind="stable")
+        self._to_variables = tf.function(self._variables_at, autograph=False)
 
     def graph(self, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Log density and gradient, in or outside of graphs; the model moves there."""
@@ -90,55 +73,50 @@ class Target:
         """Log density and gradient; minus infinity and NaN where there is none."""
         self.num_evaluations += 1
         try:
-            value, gradient = self._evaluate(tf.constant(x, self.dtype))
+            if self._loss is None:
+                value, gradient = self._evaluate(tf.constant(x, self.dtype))
+            else:
+                value, gradient = self._on_arrays(x)
         except FAILURES:
-            self.num_failures += 1
-            return -np.inf, np.full(self.dimension, np.nan)
+            return self._failure()
         if not np.isfinite(value):
-            self.num_failures += 1
-            return -np.inf, np.full(self.dimension, np.nan)
+            return self._failure()
         return float(value), np.asarray(gradient, np.float64)
 
+    def _failure(self) -> tuple[float, Array]:
+        self.num_failures += 1
+        return -np.inf, np.full(self.dimension, np.nan)
+
+    def _on_arrays(self, x: Array) -> tuple[float, Array]:
+        assert self._loss is not None
+        u, slope = (np.asarray(a) for a in self._to_variables(tf.constant(x, self.dtype)))
+        if self._visited:
+            nearest = min(self._visited, key=lambda there: float(np.sum((there[0] - x) ** 2)))
+            self._loss.sites = nearest[1]
+        loss, in_variables = self._loss(u[self._order])
+        self._visited.append((x, self._loss.sites))
+        gradient = np.empty_like(in_variables)
+        gradient[self._order] = -in_variables
+        return -loss, gradient * slope
+
+    def _variables_at(self, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """The variables' numbers in the order of the coordinates, and ``du/dx`` of each."""
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            u = tf.concat([tf.reshape(part, [-1]) for part in self.unconstrained(x)], 0)
+        return u, tape.gradient(u, x)
+
     def node(self, x: Array) -> Node:
-        """Density, predictions and sites at a setting."""
+        """Density, predictions and sites at a setting; without a density where one is not finite."""
         value, _ = self.density(x)
         if value == -np.inf:
             return Node(x, value, np.array([]), ())
+        if self._loss is not None:  # which has moved the variables, and keeps the sites
+            self.restore_sites(self._loss.sites)
         try:
             predictive = np.asarray(self._predict(), np.float64)
         except FAILURES:
-            self.num_failures += 1
-            return Node(x, -np.inf, np.array([]), ())
-        return Node(x, value, predictive, sites_of(self.model))
-
-    def values(self, x: Array) -> dict[str, Array]:
-        """Every parameter at ``x`` ``[..., d]``, by its path."""
-        return {
-            c.path: c.value(part) for c, part in zip(self.coordinates, self._split(x), strict=True)
-        }
-
-    def restore(self, x: Array, sites: tuple[Array, ...]) -> None:
-        """Put the model where a node was found, with its sites."""
-        parts = self._unconstrained(tf.constant(x, self.dtype))
-        for c, value in zip(self.coordinates, parts, strict=True):
-            c.parameter.unconstrained_variable.assign(value)
-        if sites:
-            model: Any = self.model
-            model.restore_sites(SiteValues(*(tf.constant(s) for s in sites)))
-
-    def _split(self, x: Any) -> list[Any]:
-        return np.split(x, np.cumsum([c.size for c in self.coordinates])[:-1], axis=-1)
-
-    def _unconstrained(self, x: tf.Tensor) -> list[tf.Tensor]:
-        parts = tf.split(x, [c.size for c in self.coordinates])
-        return [
-            c.unconstrained(tf.reshape(part, c.shape))
-            for c, part in zip(self.coordinates, parts, strict=True)
-        ]
-
-
-def sites_of(model: Any) -> tuple[Array, ...]:
-    """λ₁ and λ₂ as arrays; nothing of a model that has no sites."""
-    if not hasattr(model, "sites"):
-        return ()
-    return tuple(np.asarray(x) for x in model.sites.values)
+            predictive = np.array([np.nan])
+        if not np.isfinite(predictive).all():
+            return Node(x, self._failure()[0], np.array([]), ())
+        return Node(x, value, predictive, self.sites())

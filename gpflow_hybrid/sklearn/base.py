@@ -15,6 +15,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from ..errors import ConvergenceWarning, InvalidDataError, LargeModelWarning
 from ..inducing_points import inducing_points
+from ..integration import HyperparameterPosterior, integrate_hyperparameters
 from ..models import CVIModel, SparseCVIModel
 from ..training import FitResult, fit
 from ..training.starts import start_from_data
@@ -44,6 +45,7 @@ class HybridGP(BaseEstimator):
         inducing_points: Any = "auto",
         standardise: bool = True,
         n_restarts_optimizer: int = 0,
+        integrate_hyperparameters: bool = False,
         random_state: Any = None,
     ) -> None:
         self.kernel = kernel
@@ -51,6 +53,7 @@ class HybridGP(BaseEstimator):
         self.inducing_points = inducing_points
         self.standardise = standardise
         self.n_restarts_optimizer = n_restarts_optimizer
+        self.integrate_hyperparameters = integrate_hyperparameters
         self.random_state = random_state
 
     def _start_fit(self, X: Array) -> int:
@@ -103,13 +106,15 @@ class HybridGP(BaseEstimator):
 
     def _train(
         self, X: Array, Y: Array, likelihood: Likelihood, seed: int, mean: float | None = None
-    ) -> tuple[Any, FitResult]:
-        """A model of scaled inputs and observations ``[N, 1]``, trained.
+    ) -> tuple[Any, FitResult | HyperparameterPosterior]:
+        """A model of scaled inputs and observations ``[N, 1]``, trained, or the mixture of such models over
+        the posterior of their hyperparameters.
 
         :param mean: where f starts to be around, if that is not zero.
         """
         kernel = make_kernel(self.kernel, X.shape[1])
         function = None if mean is None else gpflow.functions.Constant(np.array([mean]))
+        model: Any
         data, Z = None, self.inducing_points_
         if Z is None:
             model = CVIModel((X, Y), kernel, likelihood, function, objective=self.objective)
@@ -123,14 +128,13 @@ class HybridGP(BaseEstimator):
             start_from_data(model, X, Y)
             if self._first_variance is not None:
                 kernel.variance.assign(self._first_variance)
-        result = fit(
-            model,
-            data=data,
-            num_starts=1 + int(self.n_restarts_optimizer),
-            log_scale=True,
-            seed=seed,
-            progress=False,
-        )
+        common: dict[str, Any] = {"data": data, "seed": seed, "progress": False}
+        common["num_starts"] = 1 + int(self.n_restarts_optimizer)
+        result: FitResult | HyperparameterPosterior
+        if self.integrate_hyperparameters:
+            model = result = integrate_hyperparameters(model, **common)
+        else:
+            result = fit(model, log_scale=True, **common)
         if not result.converged:
             warnings.warn(
                 f"{result.message} ({type(self).__name__} starts at the scale of the data; num_starts is "
@@ -139,6 +143,11 @@ class HybridGP(BaseEstimator):
                 stacklevel=4,
             )
         return model, result
+
+    @staticmethod
+    def _log_evidence(result: FitResult | HyperparameterPosterior) -> float:
+        """Of the model at its optimum, or of the model class."""
+        return result.log_evidence if isinstance(result, HyperparameterPosterior) else -result.loss
 
     def _new_inputs(self, X: Any) -> Array:
         """Rows to predict at, scaled."""

@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import log_ndtr, ndtr
+from scipy.special import log_ndtr, ndtr, ndtri_exp
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 
 from ..errors import InvalidDataError
+from ..integration import HyperparameterPosterior
 from ..likelihoods import ProbitBernoulli
 from .base import HybridGP
 
@@ -37,17 +38,22 @@ class HybridGPClassifier(ClassifierMixin, HybridGP):
         2500 rows, and says so beyond.
     :param standardise: whether columns of X are brought to mean zero and variance one.
     :param n_restarts_optimizer: further starts of the optimiser.
+    :param integrate_hyperparameters: whether to predict by the mixture over the hyperparameters' posterior
+        (:func:`~gpflow_hybrid.integrate_hyperparameters`, with its default priors), instead of their
+        optimum: the probability is then ``Σ_k w_k Φ(a_k(x))``, ``model_`` and ``fit_result_`` are a
+        :class:`~gpflow_hybrid.HyperparameterPosterior`, and ``log_marginal_likelihood_value_`` is the
+        log evidence ``log ∫ p(y|θ) p(θ) dθ``. It costs ten fits and more.
     :param random_state: of these, and of where inducing points are.
+
+    There are no weights of rows or of classes: the models do not take any, and ``fit`` has no
+    ``sample_weight``, which is how scikit-learn's ensembles know.
     """
 
     # Classes that can be told apart have a latent of a few units; from one the way is longer.
     _first_variance = 10.0
 
     def fit(self, X: Any, y: Any) -> HybridGPClassifier:
-        """Train on rows X and labels y, numbers or strings.
-
-        Rows or classes have no weights: the models do not take any.
-        """
+        """Train on rows X and labels y, numbers or strings."""
         X, y = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
@@ -68,19 +74,36 @@ class HybridGPClassifier(ClassifierMixin, HybridGP):
         self.model_ = models[0] if count == 2 else tuple(models)
         #: how training ended; a tuple likewise
         self.fit_result_ = results[0] if count == 2 else tuple(results)
-        #: the learning objective, an estimate of log p(y); the mean over classes if there are more than two
-        self.log_marginal_likelihood_value_ = float(-np.mean([r.loss for r in results]))
+        #: the learning objective, an estimate of log p(y), or the log evidence where hyperparameters are
+        #: integrated out; the mean over classes if there are more than two
+        evidence = [self._log_evidence(r) for r in results]
+        self.log_marginal_likelihood_value_ = float(np.mean(evidence))
         return self
 
     def decision_function(self, X: Any) -> Array:
-        """``a = m/√(1 + v)``, ``[N]``, positive for the second class; ``[N, C]`` of more than two."""
+        """``a = m/√(1 + v)``, ``[N]``, positive for the second class; ``[N, C]`` of more than two.
+
+        With integrated hyperparameters ``Φ⁻¹`` of the probability, which is the same for one setting.
+        """
         X = self._new_inputs(X)
         models = self.model_ if isinstance(self.model_, tuple) else (self.model_,)
         columns = []
         for model in models:
+            if isinstance(model, HyperparameterPosterior):
+                columns.append(self._mixed(model, X))
+                continue
             mean, variance = (np.asarray(x) for x in model.predict_f(X))
             columns.append((mean / np.sqrt(1.0 + variance))[:, 0])
         return columns[0] if len(columns) == 1 else np.stack(columns, axis=1)
+
+    @staticmethod
+    def _mixed(mixture: HyperparameterPosterior, X: Array) -> Array:
+        """``Φ⁻¹(Σ w Φ(a))``, from the logarithms of both sides, of which one may have run out of digits."""
+        ones = np.ones((len(X), 1))
+        negative, positive = (
+            np.asarray(mixture.predict_log_density((X, y))) for y in (0.0 * ones, ones)
+        )
+        return np.where(positive < negative, ndtri_exp(positive), -ndtri_exp(negative))
 
     def predict_proba(self, X: Any) -> Array:
         """Probabilities of the classes, ``[N, C]``, in the order of ``classes_``."""

@@ -27,7 +27,8 @@ class HybridGPRegressor(RegressorMixin, HybridGP):
     With ``standardise=True`` columns of X are brought to mean zero and variance one, and so is y where it
     is f with a noise; predictions and ``log_marginal_likelihood_value_`` are of y as it was.
     Where y is around ``exp(f)``, f has a constant mean that is trained. Other parameters are those of
-    :class:`HybridGPClassifier`.
+    :class:`HybridGPClassifier`; with ``integrate_hyperparameters=True`` the mean, standard deviation and
+    quantiles are those of the mixture. Rows have no weights: the models do not take any.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class HybridGPRegressor(RegressorMixin, HybridGP):
         inducing_points: Any = "auto",
         standardise: bool = True,
         n_restarts_optimizer: int = 0,
+        integrate_hyperparameters: bool = False,
         random_state: Any = None,
     ) -> None:
         super().__init__(
@@ -47,15 +49,13 @@ class HybridGPRegressor(RegressorMixin, HybridGP):
             inducing_points=inducing_points,
             standardise=standardise,
             n_restarts_optimizer=n_restarts_optimizer,
+            integrate_hyperparameters=integrate_hyperparameters,
             random_state=random_state,
         )
         self.likelihood = likelihood
 
     def fit(self, X: Any, y: Any) -> HybridGPRegressor:
-        """Train on rows X and observations y.
-
-        Rows have no weights: the models do not take any.
-        """
+        """Train on rows X and observations y."""
         X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True, ensure_min_samples=2)
         y = np.asarray(y, np.float64)
         likelihood = make_likelihood(self.likelihood)
@@ -68,9 +68,9 @@ class HybridGPRegressor(RegressorMixin, HybridGP):
         #: the GPflow model, of scaled inputs and observations
         self.model_, self.fit_result_ = self._train(self._scaled(X), Y, likelihood, seed, around)
         #: the learning objective, an estimate of log p(y); exact for a Gaussian likelihood
-        self.log_marginal_likelihood_value_ = -self.fit_result_.loss - len(y) * np.log(
-            self.y_scale_
-        )
+        #: of the model class where hyperparameters are integrated out
+        evidence = self._log_evidence(self.fit_result_)
+        self.log_marginal_likelihood_value_ = evidence - len(y) * np.log(self.y_scale_)
         return self
 
     def predict(self, X: Any, return_std: bool = False) -> Any:

@@ -130,6 +130,7 @@ def test_a_flat_prior_is_taken_where_the_data_bound_the_parameter() -> None:
         ({"method": "laplace"}, "method must be"),
         ({"tolerance": 0.0}, "tolerance must be"),
         ({"max_evaluations": 0}, "max_evaluations must be"),
+        ({"max_evaluations": 8}, "max_evaluations must be at least 9 for 2 free scalars; found 8"),
         ({"num_chains": 0}, "num_chains must be"),
         ({"num_samples": 1.5}, "num_samples must be"),
         ({"num_burnin": 0}, "num_burnin must be"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from scipy.special import logsumexp
 
 import gpflow_hybrid as gh
 from gpflow_hybrid.integration.mixtures import moments
+from gpflow_hybrid.integration.target import Target
 from tests.integration.cases import classifier, labels
 
 X_NEW = np.linspace(-0.5, 3.5, 7)[:, None]
@@ -155,6 +157,57 @@ def test_what_is_saved_is_loaded(integrated: gh.HyperparameterPosterior, tmp_pat
         gh.HyperparameterPosterior.load(path, model)
     with pytest.raises(gh.CheckpointError, match="There is no file"):
         gh.HyperparameterPosterior.load(tmp_path / "nothing.npz", model)
+
+
+def test_a_setting_that_predicts_no_number_is_refused(
+    integrated: gh.HyperparameterPosterior,
+) -> None:
+    broken = pickle.loads(pickle.dumps(integrated.mixture))
+    model = next(broken.models())
+    bad = broken.values(broken.nodes[-1].x)[".kernel.variance"]
+    predict = model.predict_f
+
+    def predict_f(*arguments: Any) -> Any:
+        mean, variance = predict(*arguments)
+        is_bad = tf.abs(model.kernel.variance - bad) < 1e-9
+        return tf.where(is_bad, tf.constant(np.nan, mean.dtype), mean), variance
+
+    model.predict_f = predict_f
+    with pytest.raises(gh.NonFiniteError, match="predict_f is not finite at one of the settings"):
+        broken.predict_f(X_NEW, False, False)
+
+
+def test_a_setting_without_a_prediction_has_no_density(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is left out, and the result says so."""
+    node, count = Target.node, iter(range(1000))
+
+    def sometimes(self: Target, x: np.ndarray) -> Any:
+        if next(count) == 3:
+            self._predict = lambda: np.array([0.0, np.nan])
+        else:
+            self.__dict__.pop("_predict", None)
+        return node(self, x)
+
+    def predict(self: Target) -> Any:
+        return self.model.predict_log_density(labels())
+
+    monkeypatch.setattr(Target, "node", sometimes)
+    monkeypatch.setattr(Target, "_predict", predict, raising=False)
+    found = gh.integrate_hyperparameters(classifier(), tolerance=0.1)
+    assert "1 settings have no value and were left out" in found.message
+    assert np.isfinite(found.predict_log_density(NEW)).all()
+
+
+def test_a_result_can_be_pickled(integrated: gh.HyperparameterPosterior) -> None:
+    integrated.posterior()
+    other = pickle.loads(pickle.dumps(integrated))
+    assert str(other) == str(integrated)
+    np.testing.assert_allclose(
+        other.predict_log_density(NEW), integrated.predict_log_density(NEW), atol=1e-12
+    )
+    np.testing.assert_allclose(
+        other.posterior().predict_f(X_NEW)[0], integrated.predict_f(X_NEW)[0], atol=1e-8
+    )
 
 
 def test_it_prints_and_draws(integrated: gh.HyperparameterPosterior) -> None:

@@ -10,10 +10,15 @@ from scipy.special import log_ndtr, logsumexp
 from scipy.stats import norm
 
 from gpflow_hybrid.integration.axes import axes_at
-from gpflow_hybrid.integration.designs import composite_design, design_weights, integrate_by_design
+from gpflow_hybrid.integration.designs import (
+    composite_design,
+    design_weights,
+    fewest_points,
+    integrate_by_design,
+)
 from gpflow_hybrid.integration.lattices import Lattice
 from gpflow_hybrid.integration.marginals import marginal, smooth_draws
-from gpflow_hybrid.integration.target import Node
+from gpflow_hybrid.integration.settings import Node
 
 Log = Callable[[np.ndarray], np.ndarray]
 
@@ -98,6 +103,39 @@ def test_too_few_evaluations_are_told() -> None:
     found = Lattice(look_at(log_density), axes, 20).integrate(1e-9)
     assert not found.has_converged
     assert len(found.nodes) <= 20
+
+
+@pytest.mark.parametrize("d", [2, 4])
+def test_no_more_settings_are_looked_at_than_allowed(d: int) -> None:
+    log_density = skewed(np.full(d, 3.0), np.eye(d))
+    axes = axes_at(mode_of(log_density, d), with_gradient(log_density))
+    counts = []
+    for allowed in (3**d if d == 2 else fewest_points(d), 300):
+        seen = []
+
+        def look(x: np.ndarray, seen: list[np.ndarray] = seen) -> Node:
+            seen.append(x)
+            return look_at(log_density)(x)
+
+        if d == 2:
+            found = Lattice(look, axes, allowed).integrate(1e-12)
+        else:
+            found = integrate_by_design(look, axes, 1e-12, allowed, 0)
+        assert not found.has_converged
+        assert len(seen) <= allowed
+        counts.append(len(seen))
+    assert counts[1] > counts[0]
+
+
+def test_marginals_of_very_few_nodes_are_those_of_the_axes() -> None:
+    log_density = skewed(np.zeros(2), np.eye(2))
+    axes = axes_at(np.zeros(2), with_gradient(log_density))
+    z = np.array([[0.0, 0.0], [1.0, 0.0], [2.0, 0.0]])
+    draws = smooth_draws(z, log_density(axes.position(z)) + axes.log_volume(z), axes)
+    for column in draws.x.T:
+        one = marginal("x", column, draws.weights)
+        assert abs(one.mean) < 0.02
+        assert abs(one.deviation - 1.0) < 0.05
 
 
 @pytest.mark.parametrize("d", [4, 5, 6])

@@ -242,6 +242,69 @@ def test_restarts_find_what_one_start_does_not() -> None:
     assert again.log_marginal_likelihood_value_ == many.log_marginal_likelihood_value_
 
 
+def test_hyperparameters_are_integrated_out_on_demand() -> None:
+    X, y = labelled(40)
+    estimator = make_pipeline(HybridGPClassifier(integrate_hyperparameters=True)).fit(X, y)
+    scaled = (X - X.mean(0)) / X.std(0)
+    Y = (y == "yes").astype(float)[:, None]
+    model = gh.CVIModel((scaled, Y), gpflow.kernels.Matern52(), gh.likelihoods.ProbitBernoulli())
+    expected = gh.integrate_hyperparameters(model, progress=False)
+    p = estimator.predict_proba(X)
+    # Both are within the tolerance of an integration, 2e-3, from other starts.
+    np.testing.assert_allclose(p[:, 1], np.squeeze(expected.predict_y(scaled)[0]), atol=4e-3)
+    np.testing.assert_allclose(p.sum(1), 1.0)
+    assert (estimator.predict(X) == np.where(p[:, 1] > 0.5, "yes", "no")).all()
+    inner = estimator[-1]
+    assert isinstance(inner.model_, gh.HyperparameterPosterior)
+    np.testing.assert_allclose(
+        inner.log_marginal_likelihood_value_, expected.log_evidence, atol=1e-2
+    )
+    assert clone(inner).integrate_hyperparameters
+    other = pickle.loads(pickle.dumps(estimator))
+    np.testing.assert_allclose(other.predict_proba(X), p, atol=1e-10)
+    # Far from all data, where a probability has run out of digits, the sign stays.
+    assert np.isfinite(inner.decision_function(X + np.array([1e3, 0.0]))).all()
+
+
+def test_more_classes_and_inducing_points_with_integrated_hyperparameters() -> None:
+    X, y = load_iris(return_X_y=True)
+    estimator = HybridGPClassifier(
+        inducing_points=8, integrate_hyperparameters=True, random_state=0
+    )
+    estimator.fit(X[::3], y[::3])
+    assert [type(m) for m in estimator.model_] == [gh.HyperparameterPosterior] * 3
+    p = estimator.predict_proba(X)
+    each = [
+        np.squeeze(m.predict_y((X - X[::3].mean(0)) / X[::3].std(0))[0]) for m in estimator.model_
+    ]
+    np.testing.assert_allclose(p, np.stack(each, 1) / np.sum(each, 0)[:, None], atol=1e-6)
+    evidence = np.mean([m.log_evidence for m in estimator.model_])
+    np.testing.assert_allclose(estimator.log_marginal_likelihood_value_, evidence)
+
+
+def test_a_regressor_with_integrated_hyperparameters() -> None:
+    X, y = wave(20)
+    estimator = HybridGPRegressor(integrate_hyperparameters=True).fit(X, y)
+    new = np.linspace(0.0, 12.0, 5)[:, None]
+    mean, deviation = estimator.predict(new, return_std=True)
+    found = estimator.model_
+    scaled = (new - X.mean(0)) / X.std(0)
+    expected, variance = (np.squeeze(v) for v in found.predict_y(scaled))
+    np.testing.assert_allclose(mean, y.mean() + y.std() * expected)
+    np.testing.assert_allclose(deviation, y.std() * np.sqrt(variance))
+    np.testing.assert_allclose(
+        estimator.log_marginal_likelihood_value_, found.log_evidence - 20 * np.log(y.std())
+    )
+    # Quantiles: where the mixture of normal distributions passes them.
+    q = np.array([0.1, 0.5, 0.9])
+    t = (estimator.predict_quantiles(new, q) - y.mean()) / y.std()
+    passed = 0.0
+    for weight, model in zip(found.weights, found.mixture.models(), strict=True):
+        m, v = (np.asarray(x) for x in model.predict_y(scaled))
+        passed = passed + weight * stats.norm.cdf(t, m, np.sqrt(v))
+    np.testing.assert_allclose(passed, np.broadcast_to(q, t.shape), atol=1e-9)
+
+
 def test_without_standardisation_the_model_has_the_inputs_as_they_are() -> None:
     X, y = labelled()
     estimator = HybridGPClassifier(standardise=False).fit(X, y)
