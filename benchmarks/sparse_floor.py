@@ -93,7 +93,8 @@ def measure(rows: int, num_inducing: int, repetitions: int, objective: Any) -> R
         sign = -sign
         kernel.lengthscales.assign(3.0 * (1.0 + 0.005 * sign))
         kernel.variance.assign(4.0 * (1.0 + 0.005 * sign))
-        model._evaluate(data, variables, model._remarks)
+        with model._host_arithmetic():
+            model._evaluate(data, variables, model._remarks)
 
     def posterior() -> None:
         sums.expectations(InducingPosterior(q.sites))  # another q: nothing is known of it

@@ -338,3 +338,22 @@ def test_a_figure_of_both_comparisons(tmp_path: Path, monkeypatch: pytest.Monkey
     np.testing.assert_array_equal(svgp.get_xydata(), [[2.0, -0.25], [9.0, -0.2]])
     assert set(boosting.get_ydata()) == {-0.3}
     assert [text.get_text() for text in right.texts] == ["10", "20"]
+
+
+def test_natural_gradients_take_the_largest_step_size_that_runs() -> None:
+    tried = []
+
+    def attempt(lr: float) -> float:
+        tried.append(lr)
+        if lr > 0.02:
+            raise FloatingPointError
+        if lr > 0.005:
+            raise ValueError
+        return lr
+
+    assert minibatches.first_that_runs(attempt, (ValueError,)) == minibatches.NATGRAD_LRS[-1]
+    assert tried == list(minibatches.NATGRAD_LRS)
+    with pytest.raises(ValueError):
+        minibatches.first_that_runs(lambda lr: attempt(0.01), (ValueError,))
+    steps = [minibatches.natgrad_lr(step, 0.01) for step in (0, 20, 1000)]
+    np.testing.assert_allclose(steps, [0.001, 0.01, 0.01])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -13,14 +14,27 @@ from .stopping import TOLERANCE, WINDOW
 BATCH = 512
 SHORTEST = 400
 """Steps without progress at the least, where epochs are short."""
-NATGRAD_LR = 0.05
-"""With 0.1, as in GPflow's tutorials, SVGP leaves the positive-definite cone on MAGIC."""
+NATGRAD_LRS = (0.05, 0.01, 0.002)
+"""Step sizes of stochastic natural gradients: the first with which q(u) stays valid. With 0.1, as in
+GPflow's tutorials, SVGP leaves the positive-definite cone on MAGIC."""
 RAMP = 20
 
+T = TypeVar("T")
 
-def natgrad_lr(step: int) -> float:
-    """Step size of stochastic natural gradients: from 0.005 to 0.05 in the first 20 steps, then 0.05."""
-    return NATGRAD_LR * 10.0 ** min(0.0, step / RAMP - 1.0)
+
+def natgrad_lr(step: int, largest: float) -> float:
+    """Step size of stochastic natural gradients: from a tenth to all of the largest in the first 20 steps,
+    then that."""
+    return largest * 10.0 ** min(0.0, step / RAMP - 1.0)
+
+
+def first_that_runs(attempt: Callable[[float], T], failures: tuple[type[Exception], ...]) -> T:
+    """What ``attempt(step size)`` returns for the largest step size with which it does not fail; it begins
+    anew for each, and the time of those that failed does not count."""
+    for lr in NATGRAD_LRS[:-1]:
+        with contextlib.suppress(FloatingPointError, *failures):
+            return attempt(lr)
+    return attempt(NATGRAD_LRS[-1])
 
 
 def minimise(

@@ -60,11 +60,13 @@ def lbfgs(model: Any, data: Any, clock: Clock, scores: Callable[[], Any]) -> dic
     }
 
 
-def natgrad(model: Any, data: Any, clock: Clock, scores: Callable[[], Any]) -> dict[str, Any]:
+def natgrad(
+    model: Any, data: Any, clock: Clock, scores: Callable[[], Any], largest: float
+) -> dict[str, Any]:
     """A natural-gradient step on q(u) and an Adam step on the rest for every batch."""
     gpflow.set_trainable(model.q_mu, False)
     gpflow.set_trainable(model.q_sqrt, False)
-    lr = tf.Variable(minibatches.natgrad_lr(0), dtype=tf.float64)
+    lr = tf.Variable(minibatches.natgrad_lr(0, largest), dtype=tf.float64)
     on_q = gpflow.optimizers.NaturalGradient(lr)
     adam = tf_keras.optimizers.Adam(stopping.ADAM_LR)
     X, Y = map(tf.constant, data)
@@ -80,13 +82,14 @@ def natgrad(model: Any, data: Any, clock: Clock, scores: Callable[[], Any]) -> d
         return value
 
     def step(count: int, rows: np.ndarray) -> float:
-        lr.assign(minibatches.natgrad_lr(count))
+        lr.assign(minibatches.natgrad_lr(count, largest))
         return float(both_steps(rows))
 
     def measure() -> tuple[float, float]:
         return scores()["log_density"], float(model.elbo(data))
 
-    return minibatches.minimise(step, len(data[0]), clock, measure)
+    found = minibatches.minimise(step, len(data[0]), clock, measure)
+    return {"step_size": largest, **found}
 
 
 def report(
@@ -116,10 +119,20 @@ def fit(
     optimiser: str,
 ) -> SparseFit:
     """SVGP with L-BFGS on all rows, or with natural gradients and Adam on batches."""
-    clock, data = Clock(limit), (X_train, Y_train)
-    likelihood = gpflow.likelihoods.StudentT() if regression else gpflow.likelihoods.Bernoulli()
-    model = gpflow.models.SVGP(kernel_for(X_train), likelihood, Z.copy(), num_data=len(X_train))
-    gpflow.set_trainable(model.inducing_variable, bool(train_Z))
-    scores = scorer(model, X_test, Y_test, regression)
-    trained = {"lbfgs": lbfgs, "natgrad": natgrad}[optimiser](model, data, clock, scores)
-    return report(model, data, clock, scores, trained)
+    data = X_train, Y_train
+
+    def attempt(lr: float | None = None) -> SparseFit:
+        clock = Clock(limit)
+        likelihood = gpflow.likelihoods.StudentT() if regression else gpflow.likelihoods.Bernoulli()
+        model = gpflow.models.SVGP(kernel_for(X_train), likelihood, Z.copy(), num_data=len(X_train))
+        gpflow.set_trainable(model.inducing_variable, bool(train_Z))
+        scores = scorer(model, X_test, Y_test, regression)
+        if lr is None:
+            trained = lbfgs(model, data, clock, scores)
+        else:
+            trained = natgrad(model, data, clock, scores, lr)
+        return report(model, data, clock, scores, trained)
+
+    if optimiser == "lbfgs":
+        return attempt()
+    return minibatches.first_that_runs(attempt, (tf.errors.InvalidArgumentError,))

@@ -64,23 +64,47 @@ def fit(
     natgrad: bool,
 ) -> SparseFit:
     """Train on batches; in double precision, as all others."""
+    arrays = X_train, Y_train, X_test, Y_test, Z
+
+    def attempt(lr: float | None = None) -> SparseFit:
+        return _fit(*arrays, bool(train_Z), bool(regression), float(limit), lr)
+
+    # NotPSDError, NanError and torch's LinAlgError are RuntimeErrors.
+    return minibatches.first_that_runs(attempt, (RuntimeError,)) if natgrad else attempt()
+
+
+def _fit(
+    X_train: np.ndarray,
+    Y_train: np.ndarray,
+    X_test: np.ndarray,
+    Y_test: np.ndarray,
+    Z: np.ndarray,
+    train_Z: bool,
+    regression: bool,
+    limit: float,
+    largest: float | None,
+) -> SparseFit:
+    """By natural gradients where there is a largest step size."""
+    natgrad = largest is not None
     clock = Clock(limit)
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)
     X, y = torch.as_tensor(X_train), torch.as_tensor(np.ravel(Y_train))
     distribution = NaturalVariationalDistribution if natgrad else CholeskyVariationalDistribution
-    model = Sparse(torch.as_tensor(Z), distribution, bool(train_Z))
+    model = Sparse(torch.as_tensor(Z), distribution, train_Z)
     likelihood, num_data = likelihood_for(regression), len(X)
     bound = gpytorch.mlls.VariationalELBO(likelihood, model, num_data)
     on_q = list(model.variational_parameters())
     others = [p for p in [*model.hyperparameters(), *likelihood.parameters()] if p.requires_grad]
     optimisers = [torch.optim.Adam(others if natgrad else [*on_q, *others], lr=stopping.ADAM_LR)]
     if natgrad:
-        optimisers.insert(0, gpytorch.optim.NGD(on_q, num_data, lr=minibatches.natgrad_lr(0)))
+        optimisers.insert(
+            0, gpytorch.optim.NGD(on_q, num_data, lr=minibatches.natgrad_lr(0, largest))
+        )
 
     def step(count: int, rows: np.ndarray) -> float:
         if natgrad:
-            optimisers[0].param_groups[0]["lr"] = minibatches.natgrad_lr(count)
+            optimisers[0].param_groups[0]["lr"] = minibatches.natgrad_lr(count, largest)
         for optimiser in optimisers:
             optimiser.zero_grad()
         loss = -bound(model(X[rows]), y[rows])
@@ -118,4 +142,5 @@ def fit(
         **scores(),
         elbo=elbo(),
         **hyperparameters(kernel.base_kernel.lengthscale.item(), kernel.outputscale.item()),
+        step_size=largest,
     )

@@ -41,6 +41,8 @@ class SparseFit:
     """The variational lower bound of log p(y) at the end, over all training rows."""
     log_lengthscale: float | None = None
     log_sigma: float | None = None
+    step_size: float | None = None
+    """The largest of its natural-gradient steps on batches."""
     trace: list[Sight] = dataclasses.field(default_factory=list)
     """What was seen on the way."""
 
