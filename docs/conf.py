@@ -10,7 +10,7 @@ from sphinx.application import Sphinx
 import gpflow_hybrid
 
 project = "gpflow_hybrid"
-author = "the gpflow_hybrid developers"
+author = "The gpflow_hybrid authors"
 copyright = author
 version = release = gpflow_hybrid.__version__
 
@@ -60,7 +60,7 @@ html_title = f"gpflow_hybrid {version}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 copybutton_prompt_text = ">>> "
-exclude_patterns = ["_build", "_static/*.md"]
+exclude_patterns = ["_build"]
 
 # Formulas as MathML, which browsers draw by themselves: no script, and nothing to load from elsewhere.
 html_math_renderer = "mathml"

@@ -81,10 +81,26 @@ print(ours.fit_result_)
 print("log marginal likelihood", round(ours.log_marginal_likelihood_value_, 2))
 
 # %% [markdown]
+# ## Hyperparameters integrated out
+#
+# `integrate_hyperparameters=True` predicts by the mixture over the posterior of the hyperparameters
+# instead of their optimum; `model_` is then a `HyperparameterPosterior`, with quantiles of each, and
+# the log marginal likelihood that of the model class. It costs several fits, and need not
+# predict better: ask your own data.
+
+# %%
+part = slice(shortened(150, 60))
+integrated = HybridGPClassifier(integrate_hyperparameters=True).fit(X_train[part], y_train[part])
+optimised = HybridGPClassifier().fit(X_train[part], y_train[part])
+print(integrated.model_)
+for name, estimator in (("integrated", integrated), ("optimised", optimised)):
+    print(f"{name:<12}log loss {log_loss(y_test, estimator.predict_proba(X_test)):.3f}")
+
+# %% [markdown]
 # ## In a search
 #
 # Parameters have scikit-learn's ways: `get_params`, `set_params`, `clone`, pipelines, searches.
-# More than two classes are each trained against the rest.
+# More than two classes are each trained against the rest. There are no weights, of rows or classes.
 
 # %%
 search = GridSearchCV(

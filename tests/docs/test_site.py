@@ -29,7 +29,9 @@ TUTORIALS = sorted(
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built site, its tutorials without outputs: running them is other tests' business."""
     source = tmp_path_factory.mktemp("docs") / "source"
-    shutil.copy(ROOT / "CONTRIBUTING.md", source.parent)
+    for page in ("CONTRIBUTING.md", "benchmarks/results/sklearn.md"):
+        (source.parent / page).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / page, source.parent / page)
     shutil.copytree(DOCS, source, ignore=shutil.ignore_patterns("_build", "*.ipynb"))
     for tutorial in TUTORIALS:
         notebook = jupytext.read(tutorial, fmt="py:percent")

@@ -236,6 +236,12 @@ def from_scikit_learn(run: Run) -> None:
     assert abs(ours[1] - theirs[1]) < 0.06  # accuracies are close
     p, q = (run[name].predict_proba(run["X_test"])[:, 1] for name in ("ours", "theirs"))
     assert np.mean(np.abs(p - 0.5)) > np.mean(np.abs(q - 0.5)) + 0.02  # Laplace shies away
+    assert isinstance(run["integrated"].model_, gh.HyperparameterPosterior)
+    assert run["integrated"].model_.converged
+    mixture, optimum = (
+        run[name].score(run["X_test"], run["y_test"]) for name in ("integrated", "optimised")
+    )
+    assert abs(mixture - optimum) < 0.06
     assert run["search"].best_score_ > -0.35
     rate = 15.0 * np.exp(np.sin(run["grid"][:, 0] / 24.0 * 2.0 * np.pi))
     assert np.mean(np.abs(run["counts"].predict(run["grid"]) / rate - 1.0)) < 0.2
