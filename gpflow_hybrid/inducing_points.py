@@ -10,6 +10,7 @@ import tensorflow as tf
 from gpflow.config import default_float
 from gpflow.kernels import Kernel, Matern52, MultioutputKernel
 
+from . import tuning
 from .errors import InvalidDataError
 from .linalg.clusters import cluster, lloyd_step, nearest
 from .linalg.pivots import pivots
@@ -22,8 +23,6 @@ FEW_ROWS = 20_000
 
 ROWS_PER_CENTRE = 64
 """k-means of more rows than these, and than ``FEW_ROWS``, takes a sample."""
-
-SCANNED_ROWS = 4096
 
 
 def inducing_points(
@@ -88,8 +87,8 @@ def _check_kernel(kernel: Any, method: str) -> None:
 def _distinct_rows(X: FloatArray, M: int) -> FloatArray:
     """At least M distinct rows, looked for until they are found; refuses an X that has fewer."""
     known = X[:0]
-    for start in range(0, len(X), SCANNED_ROWS):
-        known = np.unique(np.concatenate([known, X[start : start + SCANNED_ROWS]]), axis=0)
+    for start in range(0, len(X), tuning.SCANNED_ROWS):
+        known = np.unique(np.concatenate([known, X[start : start + tuning.SCANNED_ROWS]]), axis=0)
         if len(known) >= M:
             return known
     raise InvalidDataError(

@@ -15,6 +15,7 @@ from gpflow.likelihoods import Likelihood
 from gpflow.mean_functions import MeanFunction
 from gpflow.utilities import is_variable
 
+from . import tuning
 from .errors import InvalidDataError
 from .validation import prepare_data
 
@@ -94,7 +95,7 @@ class DatasetRows(DataRows):
         self.is_batched, (self.num_columns, self.num_outputs) = _columns_of(*spec)
         self._kind_of_Y: Any = None  # known once all of it was checked
         self.num_rows = 0
-        for _ in self._batches(4096):
+        for _ in self._batches(tuning.SCANNED_ROWS):
             pass
         if self.num_rows == 0:
             raise InvalidDataError("data must be a Dataset with at least one row; found none.")

@@ -55,6 +55,24 @@ KEPT_PROJECTIONS = 2**30
 """Bytes of projections that a sparse model keeps while the hyperparameters stay; more are found again for
 every sum over the rows."""
 
+SCANNED_ROWS = 4096
+"""Rows of data that are read at a time where each is read once: few enough to be copied unnoticed."""
+
+SMALLEST_BLOCK = 256
+"""Rows that a block of a sparse model has at least: on fewer BLAS is slow."""
+
+ANNEALED_CHAINS = 4096
+"""Chains of annealing that run as one batch, over all its settings,"""
+
+ANNEALED_FLOATS = 100_000_000
+"""and numbers in the matrices of such a batch."""
+
+PREDICTED_INTEGRALS = 20_000
+"""Integrals over f* of annealing that are computed at once: a quadrature has up to 1681 nodes for each."""
+
+COMPILED_SETTINGS = 8
+"""Settings of hyperparameters from which a prediction by all of them is compiled."""
+
 THREADED_PROJECTIONS = 2**20
 """Elements of the projections of a sparse model from which a thread is worth it. Blocks of rows are divided
 among threads, each with one of BLAS'; on fewer elements they wait for Python's lock longer than they

@@ -129,7 +129,7 @@ class TestBoth:
     ) -> None:
         monkeypatch.setattr(MODULE, "FEW_ROWS", 20)
         monkeypatch.setattr(MODULE, "ROWS_PER_CENTRE", 1)
-        monkeypatch.setattr(MODULE, "SCANNED_ROWS", 16)
+        monkeypatch.setattr("gpflow_hybrid.tuning.SCANNED_ROWS", 16)
         X = np.concatenate([np.zeros((500, 2)), inputs(15)])
         assert len(np.unique(gh.inducing_points(X, 16, method=method), axis=0)) == 16
 

@@ -11,18 +11,13 @@ import numpy as np
 from gpflow.base import RegressionData
 from gpflow.models import GPModel
 
+from .. import tuning
 from ..display import progress_bar
 from .batches import Batch, SettingOutput
 from .plans import Plan, Start, check_test_data, make_plan
 from .results import AnnealingResult, Average, average_weights, effective_sample_size, remark
 from .schedules import affordable, needed
 from .settings import Setting, Settings
-
-MAX_CHAINS = 4096
-"""Chains that run as one batch, over all its settings."""
-
-MAX_FLOATS = 100_000_000
-"""Numbers in the matrices of one batch of settings."""
 
 
 def annealed_importance_sampling(
@@ -107,7 +102,9 @@ def annealed_importance_sampling(
     test = None if test_data is None else check_test_data(test_data, plan, copy)
     num_data = int(copy.data[0].shape[0])
     num_floats = 4 * copy.num_latent_gps * num_data**2
-    size = max(1, min(MAX_CHAINS // plan.num_chains, MAX_FLOATS // num_floats))
+    size = max(
+        1, min(tuning.ANNEALED_CHAINS // plan.num_chains, tuning.ANNEALED_FLOATS // num_floats)
+    )
     if client is not None:  # at least one batch for every thread
         num_threads = sum(client.nthreads().values()) if hasattr(client, "nthreads") else 1
         size = min(size, -(-len(settings.values) // max(1, num_threads)))

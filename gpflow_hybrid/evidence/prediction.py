@@ -5,13 +5,11 @@ from __future__ import annotations
 import tensorflow as tf
 from gpflow.likelihoods import Likelihood
 
+from .. import tuning
 from ..compilation import call_compiled
 from ..likelihoods.ratios import log_expected_ratio
 from .bases import rows
 from .settings import PriorAndTest
-
-MAX_ROWS = 20_000
-"""Integrals over f* computed at once: a quadrature has up to 1681 nodes for each."""
 
 
 def predictive_log_densities(
@@ -30,7 +28,7 @@ def predictive_log_densities(
     )
     variance = tf.broadcast_to(conditional.variance[:, :, None], tf.shape(mean))
     G, _, C, N = mean.shape
-    size = max(1, MAX_ROWS // (G * N))
+    size = max(1, tuning.PREDICTED_INTEGRALS // (G * N))
     parts = []
     for first in range(0, C, size):
         moments = (x[:, :, first : first + size] for x in (mean, variance))

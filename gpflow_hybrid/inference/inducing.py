@@ -158,7 +158,7 @@ class InducingSolution(NamedTuple):
     """Sums over the data for Newton steps, besides evaluations."""
 
 
-class _Evaluation:
+class MapEvaluation:
     """Everything known at some sites."""
 
     def __init__(self, rows: Rows, sites: SummedSites) -> None:
@@ -183,7 +183,7 @@ class _Evaluation:
     def is_valid(self) -> bool:
         return math.isfinite(self.elbo)
 
-    def improves(self, old: _Evaluation) -> bool:
+    def improves(self, old: MapEvaluation) -> bool:
         """Whether the ELBO has risen; below its rounding error the residual decides."""
         if not self.is_valid:
             return False
@@ -201,14 +201,14 @@ def solve(rows: Rows, start: SummedSites, tolerance: float, max_steps: int) -> I
         # A prior so wide that its expectations say nothing of where the data are: as if its variance were
         # one, they are a start.
         first = rows.expectations(InducingPosterior(start), INDUCING.first_variance).target
-        at = _Evaluation(rows, first)
+        at = MapEvaluation(rows, first)
         steps, evaluations = 1, 2
     if at is None or not at.is_valid:
-        at = _Evaluation(rows, start)
+        at = MapEvaluation(rows, start)
         steps, evaluations = 0, evaluations + steps
     if not at.is_valid:
         return InducingSolution(at.q, INVALID_START, 0, evaluations, at.elbo, at.residual)
-    memory: list[_Evaluation] = []
+    memory: list[MapEvaluation] = []
     damping: float | None = None  # of Newton's method, where natural gradients are slow
     residuals, products = [at.residual], 0
     while evaluations <= max_steps and at.residual > tolerance and lr > INDUCING.smallest_step:
@@ -220,7 +220,7 @@ def solve(rows: Rows, start: SummedSites, tolerance: float, max_steps: int) -> I
             proposal = _accelerated(at, memory)
         else:
             proposal = at.q.sites.step(at.target, lr)
-        new = _Evaluation(rows, proposal)
+        new = MapEvaluation(rows, proposal)
         evaluations += 1
         if new.improves(at):
             if at.residual < INDUCING.remembered_from:
@@ -258,16 +258,16 @@ def natural_gradient_steps(
     rows: Rows, start: SummedSites, num_steps: int, lr: float
 ) -> InducingSolution:
     """So many plain steps; where one has left no valid q, none after it."""
-    at = _Evaluation(rows, start)
+    at = MapEvaluation(rows, start)
     taken = 0
     while at.is_valid and taken < num_steps:
-        at = _Evaluation(rows, at.q.sites.step(at.target, lr))
+        at = MapEvaluation(rows, at.q.sites.step(at.target, lr))
         taken += 1
     status = EXHAUSTED if at.is_valid else STALLED
     return InducingSolution(at.q, status, taken, taken + 1, at.elbo, at.residual)
 
 
-def _newton_step(rows: Rows, at: _Evaluation, damping: float) -> tuple[SummedSites, int]:
+def _newton_step(rows: Rows, at: MapEvaluation, damping: float) -> tuple[SummedSites, int]:
     """``(I − ∂G/∂x + μ) δ = G(x) − x``, and how many products it took, each a sum over the rows."""
     num_latent, count = len(at.q.h), 0
     r = at.q.in_units(at.step).flat()
@@ -284,7 +284,7 @@ def _newton_step(rows: Rows, at: _Evaluation, damping: float) -> tuple[SummedSit
     return at.q.moved(Pair.of_flat(x, num_latent)), count
 
 
-def _accelerated(at: _Evaluation, memory: list[_Evaluation]) -> SummedSites:
+def _accelerated(at: MapEvaluation, memory: list[MapEvaluation]) -> SummedSites:
     """Anderson's step: the combination of remembered steps whose residual is smallest, in units of q."""
     now = at.q.in_units(at.step).flat()
     changes = np.stack([at.q.in_units(old.step).flat() - now for old in memory], 1)

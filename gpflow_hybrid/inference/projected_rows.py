@@ -43,7 +43,7 @@ class ProjectedRows:
         self._threads = max(1, min(most_threads or num_threads(), worth))
         # As many blocks as keep all threads busy to the end.
         rounds = math.ceil(N * M / (self._threads * tuning.PROJECTED_ELEMENTS))
-        self.rows_of_block = max(256, math.ceil(N / (self._threads * rounds)))
+        self.rows_of_block = max(tuning.SMALLEST_BLOCK, math.ceil(N / (self._threads * rounds)))
         # With A of every part and T of every latent.
         self._bytes = 8 * N * (rows.num_columns + M * (len(prior.chol) + prior.num_latent))
         most_kept = tuning.KEPT_PROJECTIONS if most_kept is None else most_kept

@@ -28,8 +28,8 @@ import tensorflow as tf
 from gpflow.likelihoods import Likelihood
 
 from ..likelihoods.expectations import ExpectationGradients, expectation_gradients
-from ..likelihoods.ratio_gradients import RatioGradients, tilted_log_prob
-from ..likelihoods.ratios import has_cavity
+from ..likelihoods.ratio_gradients import RatioGradients
+from ..likelihoods.ratios import has_cavity, log_expected_ratio
 from ..linalg import Marginals
 from ..priors import Array, Prior
 from ..sites import SiteValues
@@ -219,9 +219,10 @@ def likelihood_value(
 ) -> tf.Tensor:
     """What ``L_α + wᵀρ`` has of the likelihood's own parameters, at a constant q."""
     q, sites, weights = fixed
+    ratio = log_expected_ratio(likelihood, X, q.mean, q.variance, Y, *sites, alpha)
+    value = tf.reduce_sum(ratio)
     if alpha == 0.0:
-        return tilted_log_prob(likelihood, X, Y, q.mean, q.variance, *sites, alpha)
-    value = tilted_log_prob(likelihood, X, Y, q.mean, q.variance, *sites, alpha)
+        return value
     E = expectation_gradients(likelihood, X, q.mean, q.variance, Y)
     # ρ_a = ∂E/∂m + …, ρ_b = −2 ∂E/∂v + …
     return value + tf.reduce_sum(weights.a * E.mean) - 2.0 * tf.reduce_sum(weights.b * E.variance)

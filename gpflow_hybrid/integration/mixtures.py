@@ -14,6 +14,7 @@ from gpflow.models import GPModel
 from gpflow.posteriors import PrecomputeCacheType
 from gpflow.utilities import parameter_dict
 
+from .. import tuning
 from ..copying import copied
 from ..display import values_in_short
 from ..errors import NonFiniteError
@@ -22,9 +23,6 @@ from ..validation import check_count
 from .settings import MovableModel, Node
 
 Array = npt.NDArray[np.float64]
-
-WORTH_COMPILING = 8
-"""Settings from which a prediction is compiled."""
 
 
 def moments(
@@ -148,7 +146,7 @@ class Mixture:
         models = self.models()
         found = [getattr(next(models), method)(at, *flags)]
         function = getattr(self._movable.model, method)
-        if len(self.nodes) >= WORTH_COMPILING:
+        if len(self.nodes) >= tuning.COMPILED_SETTINGS:
             compiled = tf.function(lambda: function(at, *flags), autograph=False)
             found += [compiled() for _ in models]
         else:

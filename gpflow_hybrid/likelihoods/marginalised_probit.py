@@ -14,7 +14,7 @@ from .node_rules import diagonal
 from .probit import ProbitBernoulli
 from .projected import Moments, ProjectedLikelihood, SiteWeights
 from .ratio_gradients import RatioGradients, closed_ratio_gradients
-from .ratios import cavity
+from .ratios import cavity, has_cavity
 
 
 class MarginalisedProbit(ProjectedLikelihood):
@@ -45,7 +45,7 @@ class MarginalisedProbit(ProjectedLikelihood):
     def ratios(self, at: Moments) -> RatioGradients:
         found = closed_ratio_gradients(self._log_expected, (at.m, at.v, *at.removed))
         assert found is not None
-        exists = np.all(at.removed.lambda_2 * at.v < 1.0)
+        exists = np.all(has_cavity(at.v, at.removed.lambda_2, 1.0))
         return found if exists else found._replace(value=np.nan)
 
     def pull_back(self, at: Moments, weights: SiteWeights | None) -> Pulled:

@@ -29,9 +29,8 @@ from .ratio_gradients import (
     RatioGradients,
     closed_ratio_gradients,
     ratio_gradients_by,
-    tilting,
 )
-from .ratios import cavity, covering_rule, covering_size
+from .ratios import cavity, covering_rule, covering_size, tilting
 
 Array = npt.NDArray[Any]
 

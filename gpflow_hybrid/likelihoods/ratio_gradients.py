@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 from gpflow.likelihoods import Likelihood
 
 from ..namespaces import functions_of
-from .expectations import expectation_gradients, expected_log_site, variational_expectations
+from .expectations import expectation_gradients, expected_log_site
 from .node_rules import PointDerivatives, point_derivatives
-from .nodes import log_prob_and_weights, mean_and_power_mean, normalised
-from .ratios import cavity, covering_rule, log_expected_power, log_expected_ratio
+from .ratios import cavity, covering_rule, log_expected_power, log_expected_ratio, tilting
 
 
 class RatioGradients(NamedTuple):
@@ -63,41 +61,6 @@ def ratio_gradients(
     return ratio_gradients_by(rule, at, (m, v, lambda_1, lambda_2), alpha, E)
 
 
-class Tilting(NamedTuple):
-    """``ℓ_α`` by nodes: weights with which derivatives of ``h = log p − log t`` enter, and values."""
-
-    weights: Any  # [Q, N, L] for a scalar likelihood, else [Q, N]
-    value: Any  # (1/α) log Σ w exp(αh)
-    mean: Any  # Σ w h; nothing for α = 1, where it has no part
-    finite: Any  # whether a node has a part at all
-
-
-def tilting(
-    nodes: Any,
-    log_weights: Any,
-    log_prob: Any,
-    lambda_1: Any,
-    lambda_2: Any,
-    alpha: float,
-    blend: bool = True,
-) -> Tilting:
-    """``π ∝ w exp(αh)``, less ``(1 − α)w`` where the likelihood's own ``ℓ_0`` is blended in."""
-    xp = functions_of(nodes)
-    # A node so far out that log p overflows has p = 0, and no part in any sum.
-    finite = xp.isfinite(log_prob)
-    log_weights = xp.where(finite, log_weights, -np.inf)
-    log_t = (lambda_1 - 0.5 * lambda_2 * nodes) * nodes
-    log_t = log_t if len(log_prob.shape) == 3 else xp.sum(log_t, -1)
-    h = xp.where(finite, log_prob, 0.0) - log_t
-    weights, value = normalised(log_weights + alpha * h)
-    if alpha == 1.0:
-        return Tilting(weights, value, 0.0, finite)
-    mean, value = mean_and_power_mean(log_weights, h, alpha)
-    if blend:
-        weights = weights - (1.0 - alpha) * xp.exp(log_weights)
-    return Tilting(weights, value, mean, finite)
-
-
 def ratio_gradients_by(
     rule: tuple[Any, Any], at: PointDerivatives, arguments: tuple[Any, ...], alpha: float, E: Any
 ) -> RatioGradients:
@@ -133,36 +96,6 @@ def ratio_gradients_by(
         )
         found = [x + (1.0 - alpha) * y for x, y in zip(found, own, strict=True)]
     return RatioGradients(total, *found)
-
-
-def tilted_log_prob(
-    likelihood: Likelihood,
-    X: Any,
-    Y: Any,
-    m: tf.Tensor,
-    v: tf.Tensor,
-    lambda_1: tf.Tensor,
-    lambda_2: tf.Tensor,
-    alpha: float,
-) -> tf.Tensor:
-    """A function of the likelihood's parameters with the derivative of ``Σ ℓ_α``, shape ``[]``.
-
-    ``Σ π log p`` with the tilted weights π held constant, where there is no closed form.
-    """
-    if alpha == 0.0:
-        return tf.reduce_sum(variational_expectations(likelihood, X, m, v, Y))
-    cav = cavity(m, v, lambda_1, lambda_2, alpha)
-    closed_form = log_expected_power(likelihood, X, cav.mean, cav.variance, Y, alpha)
-    if closed_form is not None:
-        return tf.reduce_sum(closed_form)
-    nodes, log_weights = covering_rule(type(likelihood), m, v, cav)
-    nodes, log_p, log_weights = log_prob_and_weights(likelihood, nodes, log_weights, X, Y, m)
-    tilted = tilting(nodes, log_weights, log_p, lambda_1, lambda_2, alpha)
-    value = tf.reduce_sum(tf.stop_gradient(tilted.weights) * log_p)
-    if alpha < 1.0:
-        expected = variational_expectations(likelihood, X, m, v, Y)
-        value += (1.0 - alpha) * tf.reduce_sum(expected)
-    return value
 
 
 def closed_ratio_gradients(

@@ -41,6 +41,7 @@ from .nodes import (
     fixed_nodes,
     log_prob_and_weights,
     mean_and_power_mean,
+    normalised,
     product_rule,
     standard_normal_points,
 )
@@ -109,18 +110,50 @@ def log_expected_ratio(
     if alpha == 0.0:
         return expected()
 
-    scalar = isinstance(likelihood, ScalarLikelihood)
     nodes, log_weights = covering_rule(type(likelihood), Fmu, Fvar, cav)
     nodes, log_p, log_weights = log_prob_and_weights(likelihood, nodes, log_weights, X, Y, Fmu)
-    log_t = (lambda_1 - 0.5 * lambda_2 * nodes) * nodes  # [Q, N, L]
-    if scalar:
-        terms = mean_and_power_mean(log_weights, log_p - log_t, alpha)
-        mean, value = (tf.reduce_sum(x, -1) for x in terms)
-    else:
-        mean, value = mean_and_power_mean(log_weights, log_p - tf.reduce_sum(log_t, -1), alpha)
+    tilted = tilting(nodes, log_weights, log_p, lambda_1, lambda_2, alpha)
+    is_blended = blend and alpha < 1.0
+    value = tilted.value - (1.0 - alpha) * tilted.mean if is_blended else tilted.value
+    value = tf.reduce_sum(value, -1) if isinstance(likelihood, ScalarLikelihood) else value
     # A cavity that does not exist is NaN; say so also where the nodes did not depend on it.
     value = value + 0.0 * tf.reduce_sum(cav.variance, -1)
-    return value + (1.0 - alpha) * (expected() - mean) if blend and alpha < 1.0 else value
+    return value + (1.0 - alpha) * expected() if is_blended else value
+
+
+class Tilting(NamedTuple):
+    """``ℓ_α`` by nodes: weights with which derivatives of ``h = log p − log t`` enter, and values."""
+
+    weights: Any  # [Q, N, L] for a scalar likelihood, else [Q, N]
+    value: Any  # (1/α) log Σ w exp(αh)
+    mean: Any  # Σ w h; nothing for α = 1, where it has no part
+    finite: Any  # whether a node has a part at all
+
+
+def tilting(
+    nodes: Any,
+    log_weights: Any,
+    log_prob: Any,
+    lambda_1: Any,
+    lambda_2: Any,
+    alpha: float,
+    blend: bool = True,
+) -> Tilting:
+    """``π ∝ w exp(αh)``, less ``(1 − α)w`` where the likelihood's own ``ℓ_0`` is blended in."""
+    xp = functions_of(nodes)
+    # A node so far out that log p overflows has p = 0, and no part in any sum.
+    finite = xp.isfinite(log_prob)
+    log_weights = xp.where(finite, log_weights, -np.inf)
+    log_t = (lambda_1 - 0.5 * lambda_2 * nodes) * nodes
+    log_t = log_t if len(log_prob.shape) == 3 else xp.sum(log_t, -1)
+    h = xp.where(finite, log_prob, 0.0) - log_t
+    weights, value = normalised(log_weights + alpha * h)
+    if alpha == 1.0:
+        return Tilting(weights, value, 0.0, finite)
+    mean, value = mean_and_power_mean(log_weights, h, alpha)
+    if blend:
+        weights = weights - (1.0 - alpha) * xp.exp(log_weights)
+    return Tilting(weights, value, mean, finite)
 
 
 def covering_rule(kind: type[Likelihood], Fmu: Any, Fvar: Any, cav: Cavity) -> tuple[Any, Any]:

@@ -12,6 +12,7 @@ import tensorflow as tf
 from gpflow.utilities import parameter_dict
 
 from ..errors import InvalidDataError, NonFiniteError
+from ..inference.options import TRAINING
 from ..models import CollapsedModel, CVIModel, SparseCVIModel
 from ..objectives import Objective, power_of
 from ..sites import SiteValues
@@ -155,7 +156,7 @@ class Alternation:
                     raise NonFiniteError(
                         "The objective or its gradient is not finite in the M-step."
                     )
-                wall = max(values) + 1e3 * self.subject.num_data
+                wall = max(values) + TRAINING.penalty_per_datum * self.subject.num_data
                 return wall, np.zeros_like(x)
             values.append(float(loss))
             return float(loss), gradient

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from .. import objectives
+from .. import objectives, tuning
 from ..errors import InvalidDataError
 from ..inference.reports import InferenceResult
 from ..inference.servers import run
@@ -165,7 +165,7 @@ class GivenData(Subject):
 
     def description(self) -> str:
         parts = [hashlib.sha256(), hashlib.sha256()]
-        for block in self.rows.blocks(4096):
+        for block in self.rows.blocks(tuning.SCANNED_ROWS):
             for part, x in zip(parts, block, strict=True):
                 part.update(f"{x.dtype}".encode() + np.ascontiguousarray(x).tobytes())
         values = hashlib.sha256("".join(x.hexdigest() for x in parts).encode()).hexdigest()

@@ -227,7 +227,7 @@ class TestPromises:
         assert batch.log_marginal_likelihood.shape == (4,)
         assert batch.samples.shape == (4, 8, 3, 1)
         assert batch.test_log_density.shape == (4,)
-        monkeypatch.setattr("gpflow_hybrid.evidence.annealing.MAX_CHAINS", 24)
+        monkeypatch.setattr("gpflow_hybrid.tuning.ANNEALED_CHAINS", 24)
         parts = annealed_importance_sampling(model, hyperparameters=settings, **arguments)
         for i, setting in enumerate(settings):
             kernel = gpflow.kernels.Matern52(
