@@ -6,9 +6,10 @@
 Every fit runs in a process of its own, one after the other: from building the model to the end of L-BFGS,
 tracing included, imports not. ``--before`` names a commit, whose ``gpflow_hybrid`` is measured too. *First*
 is the first training loss with its gradient, compiled. Behind *now* are milliseconds per evaluation of the
-posterior in an E-step: per latent without the likelihood, which should be alike for all, and of the
-likelihood. *Until* is when the loss was first no higher than where the contender before ended, within 0.01
-nats: where a loss has several optima, as with ``robust_max``, the whole fits are of different lengths.
+posterior and latent: of the whole fit, and of an E-step from zero sites, Newton systems included, but not
+the likelihood, which follows. *Until* is when the loss was first no higher than where the contender before
+ended, within 0.01 nats: where a loss has several optima, as with ``robust_max``, whole fits are of
+different lengths.
 
 Beside other work ``--processor`` counts the seconds of the processor, on one thread.
 """
@@ -106,7 +107,9 @@ def compare(
                 f"{found['evaluations']:.0f}; {found['loss']:.4f})"
             )
             if found is not None and "posterior" in found:
-                cells[-1] += f" {found['posterior']:.1f} + {found['likelihood']:.1f} ms"
+                cells[-1] += (
+                    f" {found['whole']:.1f}, {found['posterior']:.1f} + {found['likelihood']:.1f} ms"
+                )
             if found is not None and label == "now" and former is not None:
                 cells[-1] += until(found["path"], former)
             former = found["loss"] if found is not None and label == "before" else None

@@ -7,21 +7,23 @@ basin where the ELBO has several optima.
 from __future__ import annotations
 
 import tensorflow as tf
-from gpflow.likelihoods import Likelihood, MultiClass, StudentT
+from gpflow.likelihoods import Bernoulli, Likelihood, MultiClass, StudentT
 
 from ..sites import SiteValues, zeros_like
 from .density import Array
+from .node_rules import point_derivatives
 
 
 def suggests_sites(likelihood: Likelihood) -> bool:
     """Whether they may be other than zero."""
-    return isinstance(likelihood, MultiClass) or type(likelihood) is StudentT
+    return isinstance(likelihood, MultiClass) or type(likelihood) in (StudentT, Bernoulli)
 
 
 def first_sites(likelihood: Likelihood, Y: tf.Tensor, like: tf.Tensor) -> SiteValues:
     """``λ₁`` and ``λ₂``, ``[N, L]``: zero for most likelihoods.
 
     Of ``MultiClass``, regression on signs: ``λ₂ = 1``, ``λ₁ = 1`` for the label's latent, −1 for others.
+    Of ``Bernoulli``, the Taylor series of ``log p`` at f = 0: expectations under a wide prior say little.
     Of ``StudentT`` with one output, its curvature where y is: ``λ₂ = (ν + 1)/(ν s²)``, ``λ₁ = λ₂ y``.
 
     :param like: has the shape and the type of λ.
@@ -30,6 +32,9 @@ def first_sites(likelihood: Likelihood, Y: tf.Tensor, like: tf.Tensor) -> SiteVa
         labels = tf.cast(tf.reshape(Y, [-1]), tf.int32)
         one = tf.ones_like(like)
         return SiteValues(2.0 * tf.one_hot(labels, like.shape[-1], dtype=like.dtype) - one, one)
+    if type(likelihood) is Bernoulli and Y.shape[-1] == like.shape[-1]:
+        at = point_derivatives(likelihood, Y, Y, tf.zeros_like(like)[None], True)  # no X in it
+        return SiteValues(at.first[0], -at.second[0][0])
     if type(likelihood) is StudentT and Y.shape[-1] == like.shape[-1]:
         scale = tf.cast(likelihood.scale, like.dtype)
         lambda_2 = (likelihood.df + 1.0) / (likelihood.df * scale * scale) * tf.ones_like(like)
