@@ -18,6 +18,7 @@ from .models import CVIModel, SparseCVIModel
 from .models.sparse_validation import check_data_for
 from .objective_fits import Comparison, ObjectiveFit, run
 from .objectives import Objective, power_of
+from .rows import DataRows
 from .training.fit_results import CONVERGED
 from .validation import prepare_data
 
@@ -158,6 +159,11 @@ def compare_objectives(
 def _data_of(model: Any, data: RegressionData | None) -> tuple[Any, Any]:
     """The arrays to compare on: the model's own, or those given for a sparse one."""
     check_data_for(model, data)
+    if isinstance(data, DataRows):
+        raise InvalidDataError(
+            "data must be arrays for compare_objectives, which folds are drawn from; found "
+            f"{type(data).__name__}. Pass data=(X, Y) and client=client: each fit is a task of its workers."
+        )
     data = model.data if data is None else prepare_data(data, model.likelihood)
     X, Y = (np.asarray(tf.convert_to_tensor(d)) for d in data)
     return X, Y

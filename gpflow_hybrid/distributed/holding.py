@@ -94,7 +94,6 @@ class Holding:
         """Results, waited for as long as there is hope."""
         from distributed import wait
 
-        is_told = False
         self._pauses.clear()
         while True:
             try:
@@ -103,9 +102,7 @@ class Holding:
                 break
             except (TimeoutError, asyncio.TimeoutError):  # two classes before Python 3.11
                 self._look()
-                if not self._threads and not is_told:
-                    self._say("No worker is left: waiting for one.")
-                    is_told = True
+                self._await_worker()
                 self._relieve_paused()
         found: list[Any] = self.client.gather(futures)
         return found
@@ -120,6 +117,7 @@ class Holding:
             try:
                 if time.monotonic() - self._looked > LOOK_SECONDS:
                     self._look()
+                self._await_worker()
                 return attempt()
             except GPflowHybridError as error:
                 self.failure = error  # what TensorFlow makes of it inside a graph has other words
@@ -143,6 +141,14 @@ class Holding:
                     raise self.failure from error
                 self._look()
         raise AssertionError
+
+    def _await_worker(self) -> None:
+        """However long it takes: what is sent where nobody is fails after half a minute."""
+        if not self._threads:
+            self._say("No worker is left: waiting for one.")
+        while not self._threads:
+            time.sleep(LOOK_SECONDS)
+            self._look()
 
     def _require_scheduler(self, error: BaseException) -> None:
         """Raise if it is the scheduler that was lost."""

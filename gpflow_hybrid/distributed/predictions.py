@@ -13,9 +13,9 @@ import numpy as np
 import tensorflow as tf
 from gpflow.models import GPModel
 
-from ..errors import InvalidDataError
+from ..errors import GPflowHybridError, InvalidDataError
 from ..priors.protocol import Array
-from .sources import with_equal_parts
+from .sources import DIFFERENT_CHUNKS, aligned, with_equal_parts, with_own_keys
 from .workers import require_dask
 
 
@@ -60,7 +60,7 @@ def _as_dask(name: str, value: Any) -> Any:
             f"{name} must be a Dask array or DataFrame of two dimensions; found "
             f"{type(value).__name__}{shape}. For arrays in memory call the model's own method."
         )
-    return value.rechunk({1: -1})
+    return with_own_keys(value.rechunk({1: -1}))
 
 
 def _predicted(model: GPModel, method: str, X: Any, number: int, Y: Any = None) -> list[Any]:
@@ -70,13 +70,7 @@ def _predicted(model: GPModel, method: str, X: Any, number: int, Y: Any = None) 
 
     X = _as_dask("Xnew" if Y is None else "X", X)
     if Y is not None:
-        if not any(np.isnan(n) for n in (*X.chunks[0], *Y.chunks[0])):
-            Y = Y.rechunk({0: X.chunks[0]})
-        if Y.numblocks[0] != X.numblocks[0]:
-            raise InvalidDataError(
-                f"X and Y must have the same chunks of rows; found {X.numblocks[0]} and "
-                f"{Y.numblocks[0]}."
-            )
+        X, Y = aligned(X, Y)
     for (
         parameter
     ) in model.parameters:  # sites that follow the hyperparameters do so when they are read
@@ -89,11 +83,11 @@ def _predicted(model: GPModel, method: str, X: Any, number: int, Y: Any = None) 
     width = _width(model, method, X.shape[1]) if Y is None else None
     task = delayed(_predict, pure=False, nout=number)
     parts: list[list[Any]] = [[] for _ in range(number)]
-    for x, y, rows in zip(blocks, others, X.chunks[0], strict=True):
-        found = task(sent, token, method, x, y)
+    for i, (x, y, rows) in enumerate(zip(blocks, others, X.chunks[0], strict=True)):
+        found = task(sent, token, method, i, x, y)
         shape = (rows,) if width is None else (rows, width)
-        for i, part in enumerate(parts):
-            part.append(da.from_delayed(found[i], shape, np.float64))
+        for each, part in zip(found, parts, strict=True):
+            part.append(da.from_delayed(each, shape, np.float64))
     return [da.concatenate(part) if len(part) > 1 else part[0] for part in parts]
 
 
@@ -108,12 +102,18 @@ def _kept_model(token: str) -> dict[str, Any]:
     return {}
 
 
-def _predict(pickled: bytes, token: str, method: str, X: Array, Y: Array | None) -> tuple[Any, ...]:
+def _predict(
+    pickled: bytes, token: str, method: str, chunk: int, X: Array, Y: Array | None
+) -> tuple[Any, ...]:
     kept = _kept_model(token)
     if "model" not in kept:
         kept["model"] = pickle.loads(pickled)
     predict: Callable[..., Any] = getattr(kept["model"], method)
-    X = np.asarray(X)
-    if Y is not None:
-        return (np.asarray(predict((X, np.asarray(Y)))),)
-    return tuple(tf.convert_to_tensor(x).numpy() for x in predict(X))
+    try:
+        if Y is not None:
+            if len(X) != len(Y):
+                raise InvalidDataError(DIFFERENT_CHUNKS.format(len(X), len(Y)))
+            return (np.asarray(predict((X, Y))),)
+        return tuple(tf.convert_to_tensor(x).numpy() for x in predict(X))
+    except GPflowHybridError as error:
+        raise type(error)(f"Chunk {chunk} of the rows, counted from its first: {error}") from None

@@ -11,9 +11,10 @@ import numpy as np
 from ..display import progress_bar
 from ..errors import InvalidDataError
 from ..rows import DataRows, ModelParts, Pair
+from ..validation import is_integer
 from . import shard as tasks
 from .holding import ClusterEvent, Holding
-from .sources import Source, sources_of
+from .sources import DIFFERENT_CHUNKS, Source, sources_of
 from .workers import check_client, require_workers
 
 FAN_IN = 8
@@ -50,10 +51,7 @@ class ShardedRows(DataRows):
         widths = {(x[1], y[1]) for x, y in shapes}
         differing = [(x[0], y[0]) for x, y in shapes if x[0] != y[0]]
         if differing:
-            raise InvalidDataError(
-                "X and Y must have the same number of rows in every chunk; found "
-                f"{differing[0][0]} and {differing[0][1]}."
-            )
+            raise InvalidDataError(DIFFERENT_CHUNKS.format(*differing[0]))
         if len(widths) > 1:
             raise InvalidDataError(
                 f"X and Y must have the same columns in every chunk; found {sorted(widths)}."
@@ -228,7 +226,7 @@ def shards(
         notebook.
     """
     check_client(client)
-    if num_shards is not None and (not isinstance(num_shards, int) or num_shards < 1):
+    if num_shards is not None and (not is_integer(num_shards) or num_shards < 1):
         raise InvalidDataError(f"num_shards must be a positive integer; found {num_shards!r}.")
     threads = require_workers(client)
     sources = sources_of(X, Y, sum(threads.values()), num_shards)

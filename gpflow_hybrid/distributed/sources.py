@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import math
+import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,11 @@ SMALL_SHARD_BYTES = 2**23
 
 SHARDS_PER_THREAD = 4
 """but into no more than so many for this reason: each is a task of every sum."""
+
+DIFFERENT_CHUNKS = (
+    "X and Y must have the same number of rows in every chunk; found {} and {}. Take both from one "
+    "DataFrame or array."
+)
 
 UNEVEN = 1.25
 """Part by which the largest shard may exceed the mean before known chunks are cut anew."""
@@ -88,20 +94,43 @@ def sources_of(X: Any, Y: Any, num_threads: int, num_shards: int | None) -> list
     if not (_is_dask(X) or _is_dask(Y)):
         return _of_arrays(X, Y, num_threads, num_shards)
     X, Y = (_as_dask_array(name, x) for name, x in zip("XY", with_equal_parts(X, Y), strict=True))
-    return _of_chunks(*_aligned(X, Y), num_threads, num_shards)
+    X, Y = aligned(X, Y)
+    if X.shape[0] == 0:
+        raise InvalidDataError("X and Y must have at least one row; found none.")
+    return _of_chunks(X, Y, num_threads, num_shards)
 
 
 def with_equal_parts(X: Any, Y: Any) -> tuple[Any, Any]:
-    """Two DataFrames with the same partitions as arrays with the same chunks. Each by itself, Dask joins as
-    many files as their columns leave room for."""
+    """Two DataFrames with the same partitions as arrays with the same chunks, row by row whatever their
+    indices say. Each by itself, Dask joins as many files as their columns leave room for."""
     tables = [x for x in (X, Y) if hasattr(x, "npartitions") and hasattr(x, "columns")]
     if len(tables) < 2 or X.npartitions != Y.npartitions:
         return X, Y
     import dask.dataframe as frames
 
-    both = frames.concat([X, Y], axis=1, ignore_unknown_divisions=True).to_dask_array()
+    both = frames.map_partitions(_side_by_side, X, Y, align_dataframes=False).to_dask_array()
     width = len(X.columns)
     return both[:, :width], both[:, width:]
+
+
+def _side_by_side(X: Any, Y: Any) -> Any:
+    """Two tables as one, without their indices."""
+    import pandas
+
+    if len(X) != len(Y):
+        raise InvalidDataError(DIFFERENT_CHUNKS.format(len(X), len(Y)))
+    return pandas.concat([x.reset_index(drop=True) for x in (X, Y)], axis=1)
+
+
+def with_own_keys(value: Any) -> Any:
+    """The same array by tasks of its own. Dask joins tasks in different ways for different results, under
+    the names of the last, by which a scheduler takes them for the same."""
+    import dask.array as da
+
+    name = f"rows-of-{uuid.uuid4().hex}"
+    return da.map_blocks(
+        np.asarray, value, name=name, dtype=value.dtype, meta=np.empty((0, 0), value.dtype)
+    )
 
 
 def _is_dask(value: Any) -> bool:
@@ -152,23 +181,20 @@ def _as_dask_array(name: str, value: Any) -> Any:
         _check_rank(name, value)
         return da.from_array(value, chunks=(len(value), -1))
     _check_rank(name, value)
-    return value
+    return with_own_keys(value)
 
 
 def _has_known_rows(value: Any) -> bool:
     return not any(math.isnan(n) for n in value.chunks[0])
 
 
-def _aligned(X: Any, Y: Any) -> tuple[Any, Any]:
+def aligned(X: Any, Y: Any) -> tuple[Any, Any]:
     """With equal chunks of rows."""
-    known = [_has_known_rows(value) for value in (X, Y)]
-    if all(known):
+    if _has_known_rows(X) and _has_known_rows(Y):
         if X.shape[0] != Y.shape[0]:
             raise InvalidDataError(
                 f"X and Y must have the same number of rows; found {X.shape[0]} and {Y.shape[0]}."
             )
-        if X.shape[0] == 0:
-            raise InvalidDataError("X and Y must have at least one row; found none.")
         return X, Y.rechunk({0: X.chunks[0]})
     if X.numblocks[0] != Y.numblocks[0]:
         raise InvalidDataError(

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import dask
 import dask.array as da
 import dask.dataframe as frames
 import gpflow
@@ -13,10 +14,11 @@ import numpy as np
 import pandas
 import pytest
 import tensorflow as tf
+from dask.delayed import delayed
 from distributed import Client
 
 import gpflow_hybrid as gh
-from gpflow_hybrid.distributed import shard
+from gpflow_hybrid.distributed import shard, sources
 from tests.distributed.conftest import problem
 from tests.likelihood_cases import LogCosh
 from tests.sparse_cases import sparse_problem
@@ -142,6 +144,11 @@ def chunked(X: Any, Y: Any, kind: str, folder: Path) -> tuple[Any, Any]:
         both = both[both[:, 0] > -np.inf]
         return both[:, :2], both[:, 2:]
     table = pandas.DataFrame(np.hstack([X, Y]), columns=["a", "b", "y"])
+    if kind == "other indices":  # rows belong together as they come
+        labels = table[["y"]].set_axis(np.arange(100)[::-1])
+        return tuple(
+            frames.from_pandas(x, npartitions=4, sort=False) for x in (table[["a", "b"]], labels)
+        )
     if kind == "frame":
         frame = frames.from_pandas(table, npartitions=3)
     elif kind == "parquet":
@@ -158,7 +165,17 @@ def chunked(X: Any, Y: Any, kind: str, folder: Path) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize(
     "kind",
-    ["unequal", "one chunk", "X alone", "unknown lengths", "table", "frame", "parquet", "csv"],
+    [
+        "unequal",
+        "one chunk",
+        "X alone",
+        "unknown lengths",
+        "table",
+        "frame",
+        "other indices",
+        "parquet",
+        "csv",
+    ],
 )
 def test_data_come_in_any_chunks(client: Client, kind: str, tmp_path: Path) -> None:
     X, Y, make = problem(100)
@@ -172,6 +189,21 @@ def test_data_come_in_any_chunks(client: Client, kind: str, tmp_path: Path) -> N
     here, there = make(), make()
     expected, found = here.infer((X, Y)), there.infer(rows)
     assert found.elbo == pytest.approx(expected.elbo, rel=EXACT)
+
+
+def test_tasks_of_one_table_have_names_of_their_own(tmp_path: Path) -> None:
+    """A scheduler takes tasks of one name for one task."""
+    X, Y, make = problem(100)
+    data = chunked(X, Y, "parquet", tmp_path)
+    density = gh.distributed.predict_log_density(make(), data).mean()
+    graphs = [dict(dask.optimize(density)[0].__dask_graph__())]
+    for source in sources.sources_of(*data, 2, None):
+        (made,) = dask.optimize(delayed([source.X, source.Y]))
+        graphs.append(dict(made.__dask_graph__()))
+    for i, graph in enumerate(graphs):
+        for other in graphs[:i]:
+            for key in graph.keys() & other.keys():
+                assert graph[key] == other[key], key
 
 
 def test_many_shards_are_added_in_a_tree(client: Client, monkeypatch: Any) -> None:
@@ -283,6 +315,12 @@ def test_trainer_takes_shards(client: Client) -> None:
     assert_same(there.trainable_variables, here.trainable_variables)
 
 
+def frame_of(array: Any) -> Any:
+    table = pandas.DataFrame(np.array(array))
+    table.iloc[5, 0] = np.nan
+    return frames.from_pandas(table, npartitions=2)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -291,6 +329,7 @@ def test_trainer_takes_shards(client: Client) -> None:
         (lambda X, Y: (X[:0], Y[:0]), "at least one row"),
         (lambda X, Y: (da.from_array(X), da.from_array(Y[:-1])), "same number of rows"),
         (lambda X, Y: (X.astype(str), Y), "X must be numeric"),
+        (lambda X, Y: (frame_of(X).dropna(), frame_of(Y)), "in every chunk; found 29 and 30. Take"),
     ],
 )
 def test_data_are_refused_in_words(client: Client, change: Any, message: str) -> None:
@@ -313,3 +352,4 @@ def test_arguments_are_refused_in_words(client: Client) -> None:
         gh.distributed.shards("tcp://127.0.0.1:8786", X, Y)
     with pytest.raises(gh.InvalidDataError, match="num_shards must be a positive integer; found 0"):
         gh.distributed.shards(client, X, Y, num_shards=0)
+    assert gh.distributed.shards(client, X, Y, num_shards=np.int64(3)).num_shards == 3

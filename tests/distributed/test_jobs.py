@@ -55,6 +55,24 @@ def test_arrays_in_memory_are_refused() -> None:
         gh.distributed.predict_f(make(), X)
     with pytest.raises(gh.InvalidDataError, match="Y must be a Dask array .*found ndarray"):
         gh.distributed.predict_log_density(make(), (da.from_array(X), Y))
+    with pytest.raises(gh.InvalidDataError, match="same number of rows; found 90 and 80"):
+        gh.distributed.predict_log_density(make(), (da.from_array(X), da.from_array(Y[:80])))
+
+
+def test_chunk_that_cannot_be_predicted_is_named(client: Client) -> None:
+    X, Y, make = problem(90)
+    model = make()
+    bad = X.copy()
+    bad[47, 1] = np.nan
+    mean, _ = gh.distributed.predict_f(model, da.from_array(bad, chunks=(20, 2)))
+    words = "Chunk 2 of the rows, counted from its first: .* first at row 7:"
+    with pytest.raises(gh.NonFiniteError, match=words):
+        client.compute(mean).result()
+    chosen = (da.from_array(x, chunks=(30, -1)) for x in (X, Y))
+    Xs, Ys = (x[keep > 0.0] for x, keep in zip(chosen, (X[:, 0], -X[:, 0]), strict=True))
+    density = gh.distributed.predict_log_density(model, (Xs, Ys))
+    with pytest.raises(gh.InvalidDataError, match="same number of rows in every chunk; found"):
+        client.compute(density).result()
 
 
 def test_starts_of_a_fit(client: Client) -> None:
@@ -106,6 +124,13 @@ def test_folds_of_a_comparison(client: Client) -> None:
         assert x.elbo == pytest.approx(y.elbo, rel=1e-9)
         assert x.num_evaluations == y.num_evaluations
         np.testing.assert_allclose(x.model.predict_y(X)[0], y.model.predict_y(X)[0], rtol=1e-9)
+
+
+def test_folds_are_drawn_from_arrays(client: Client) -> None:
+    X, Y, make = problem(60)
+    rows = gh.distributed.shards(client, X, Y)
+    with pytest.raises(gh.InvalidDataError, match="found ShardedRows.*client=client"):
+        gh.compare_objectives(make(), data=rows)
 
 
 def test_folds_of_a_comparison_with_integrated_hyperparameters(client: Client) -> None:
