@@ -21,6 +21,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import gpflow
 import numpy as np
+import tensorflow as tf
 from scipy.special import logsumexp
 
 import gpflow_hybrid as gh
@@ -62,6 +63,12 @@ def surface(dataset: str, size: int, seed: int) -> Surface:
     loss = model.loss_on_arrays()
     assert loss is not None
     scale = lengthscales(X_train, 0)
+
+    @tf.function(autograph=False)
+    def predict(*sites: tf.Tensor) -> tf.Tensor:
+        model.sites.assign(SiteValues(*sites))
+        return model.predict_log_density(held_out)
+
     V = np.empty((len(LOG_LENGTHSCALES), len(LOG_DEVIATIONS)))
     D = np.empty((*V.shape, len(test)))
     for i, a in enumerate(LOG_LENGTHSCALES):
@@ -70,9 +77,8 @@ def surface(dataset: str, size: int, seed: int) -> Surface:
             model.kernel.lengthscales.assign(scale * np.exp(a))
             model.kernel.variance.assign(np.exp(2.0 * LOG_DEVIATIONS[j]))
             x = gpflow.optimizers.Scipy.pack_tensors(model.trainable_variables).numpy()
-            V[i, j] = -loss(x)[0]
-            model.restore_sites(SiteValues(*loss.sites))
-            D[i, j] = model.predict_log_density(held_out)
+            V[i, j] = -loss.value(x)
+            D[i, j] = predict(*map(tf.constant, loss.sites))
     gh.fit(model, start="data", progress=False)
     return Surface(V, D, float(np.mean(model.predict_log_density(held_out))))
 
@@ -92,9 +98,11 @@ def priors() -> dict[str, np.ndarray]:
     """Log densities on the grid, up to a constant: independent ones, and such of σ given ℓ."""
     log_l, log_s = np.meshgrid(LOG_LENGTHSCALES, LOG_DEVIATIONS, indexing="ij")
     found = {"flat on the grid": np.zeros_like(log_l)}
-    for width, median, spread in itertools.product((1.5, 3.0), (3, 10, 30), (1.0, 1.5, 3.0)):
-        name = f"log ℓ ± {width:g}, σ around {median}, log σ ± {spread:g}"
-        found[name] = normal(log_l, 0.0, width) + normal(log_s, np.log(median), spread)
+    for shift, width, median, spread in itertools.product(
+        (0.0, 1.0), (0.75, 1.0, 1.5, 3.0), (3, 10, 30), (1.0, 1.5, 3.0)
+    ):
+        name = f"log ℓ {shift:+g} ± {width:g}, σ around {median}, log σ ± {spread:g}"
+        found[name] = normal(log_l, shift, width) + normal(log_s, np.log(median), spread)
     for power, spread in itertools.product((1.0, 2.5), (1.5, 3.0)):
         name = f"log ℓ ± 1.5, σ/ℓ^{power:g} around 10, its log ± {spread:g}"
         joint = normal(log_s - power * log_l, np.log(10.0), spread)
@@ -119,16 +127,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--keep", type=Path, help="a directory for surfaces, to go on another time")
+    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), choices=SIZES)
     chosen = parser.parse_args()
     seeds = range(FIRST_SEED, FIRST_SEED + chosen.seeds)
     surfaces = {
         (dataset, size, seed): load(chosen.keep, dataset, size, seed)
-        for seed, size, dataset in itertools.product(seeds, SIZES, DATASETS)
+        for seed, size, dataset in itertools.product(seeds, chosen.sizes, DATASETS)
     }
     for name, prior in priors().items():
         gains = {key: gain(found, prior) for key, found in surfaces.items()}
         cells = []
-        for size in SIZES:
+        for size in chosen.sizes:
             some = [g for key, g in gains.items() if key[1] == size]
             error = np.std(some, ddof=1) / np.sqrt(len(some))
             cells.append(f"n = {size}: {np.mean(some):+.4f} ± {error:.4f}")

@@ -50,12 +50,19 @@ class Axes(NamedTuple):
         return np.sum(np.log(slopes), -1) + np.linalg.slogdet(self.directions)[1]
 
 
-def axes_at(mode: Array, density: Density) -> Axes:
-    """The curvature's eigenvectors, from differences of exact gradients, with a width to each side."""
-    top, _ = density(mode)
+def axes_at(
+    mode: Array, density: Density, log_density: Callable[[Array], float] | None = None
+) -> Axes:
+    """The curvature's eigenvectors, from differences of exact gradients, with a width to each side.
+
+    :param density: with its gradient,
+    :param log_density: and without, where that is cheaper.
+    """
+    look = log_density or (lambda x: density(x)[0])
+    top = look(mode)
     directions = _principal_axes(_curvature(mode, density))
     widths = np.array(
-        [[_width(mode, sign * column, top, density) for sign in (-1, 1)] for column in directions.T]
+        [[_width(mode, sign * column, top, look) for sign in (-1, 1)] for column in directions.T]
     )
     below, above = widths.T
     centre = 0.5 * (below + above)
@@ -82,11 +89,13 @@ def _principal_axes(curvature: Array) -> Array:
     return vectors / np.sqrt(np.maximum(eigenvalues, WIDEST**-2))
 
 
-def _width(mode: Array, direction: Array, top: float, density: Density) -> float:
+def _width(
+    mode: Array, direction: Array, top: float, log_density: Callable[[Array], float]
+) -> float:
     """By how much the axis is to be stretched so that the log density falls by one at ``√2``."""
     width = 1.0
     for _ in range(4):
-        fall = top - density(mode + PROBE * width * direction)[0]
+        fall = top - log_density(mode + PROBE * width * direction)
         factor = np.clip(1.0 / np.sqrt(max(fall, 1e-3)), 0.4, 2.5)
         width *= factor
         if 0.7 < factor < 1.4:

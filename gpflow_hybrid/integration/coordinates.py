@@ -15,12 +15,9 @@ import tensorflow_probability as tfp
 from gpflow.base import Parameter, PriorOn
 
 from ..training.starts import is_positive
+from .scales import Flat, LogDensity, log_prior_on_arrays, scale_of
 
 Array = npt.NDArray[np.float64]
-
-
-class Flat:
-    """The improper prior that is constant in the coordinate of a parameter: in log θ where θ > 0."""
 
 
 class Coordinate(NamedTuple):
@@ -95,6 +92,24 @@ class CoordinatePrior:
     def log_prob(self, parameter: Parameter) -> tf.Tensor:
         """In the coordinate of this parameter."""
         return Coordinate("", parameter).log_prior(self.prior, self.prior_on)
+
+    def on_arrays(self, parameter: Parameter) -> LogDensity | None:
+        """The same and its gradient, from the parameter's unconstrained numbers in a row; None where it is
+        not known on arrays."""
+        scale = scale_of(parameter)
+        if scale is None:
+            return None
+        size = int(parameter.unconstrained_variable.shape.num_elements())
+        density = log_prior_on_arrays(self.prior, self.prior_on, scale, size)
+        if density is None:
+            return None
+
+        def log_prob(u: Array) -> tuple[float, Array]:
+            x, slope = scale.inward(u)
+            value, in_x = density(x)
+            return value, in_x * slope
+
+        return log_prob
 
 
 def _innermost(transform: Any) -> Any:

@@ -27,7 +27,9 @@ def refuse_divergent(target: Target, priors: Mapping[str, ParameterPrior], mode:
     plateau far out, at which every objective ends, is not reached.
     """
     start = 0
-    top = target.density(mode)[0]
+    if not any(priors[c.path].is_flat for c in target.coordinates):
+        return
+    top = target.log_density(mode)
     for c in target.coordinates:
         places = range(start, start + c.size)
         start += c.size
@@ -37,7 +39,7 @@ def refuse_divergent(target: Target, priors: Mapping[str, ParameterPrior], mode:
             for side in (-1.0, 1.0):
                 x = mode.copy()
                 x[place] += side * FAR
-                fall = top - target.density(x)[0]
+                fall = top - target.log_density(x)
                 if fall < LITTLE:
                     value = float(np.ravel(target.values(x)[c.path])[place - places[0]])
                     raise InvalidDataError(
@@ -45,4 +47,4 @@ def refuse_divergent(target: Target, priors: Mapping[str, ParameterPrior], mode:
                         f"density is only {fall:.2g} nats below its maximum. Give it a proper prior, or "
                         "leave priors out."
                     )
-    target.density(mode)
+    target.log_density(mode)

@@ -44,7 +44,7 @@ def integrate_hyperparameters(
     data: Any = None,
     method: Method = "auto",
     priors: Priors | None = None,
-    tolerance: float = 2e-3,
+    tolerance: float = 5e-3,
     max_evaluations: int = 1000,
     num_starts: int = 1,
     num_chains: int = 4,
@@ -105,7 +105,7 @@ def integrate_hyperparameters(
         check_enough_evaluations(max_evaluations, d)
     mode = target.position()
     refuse_divergent(target, chosen, mode)
-    axes = axes_at(mode, target.density)
+    axes = axes_at(mode, target.density, target.log_density)
     if not by_grid:
         from .sampling import sample
 
@@ -121,13 +121,13 @@ def integrate_hyperparameters(
         masses = np.array([n.log_density for n in found.nodes]) + axes.log_volume(found.z)
         draws = smooth_draws(found.z[masses > -np.inf], masses[masses > -np.inf], axes)
     weights, nodes = _that_count(found, NEGLIGIBLE * tolerance)
-    values = [target.values(node.x) for node in nodes]
+    values = target.values(np.stack([node.x for node in nodes]))
     return HyperparameterPosterior(
         method="grid" if by_grid else "hmc",
         converged=found.has_converged,
         message=_message(found, fit, target, tolerance, chains),
         weights=weights,
-        settings=tuple(values),
+        settings=tuple({p: v[i] for p, v in values.items()} for i in range(len(nodes))),
         log_densities=np.array([node.log_density for node in nodes]),
         log_evidence=found.log_evidence,
         log_evidence_error=found.log_evidence_error,

@@ -147,8 +147,14 @@ class Mixture:
         found = [getattr(next(models), method)(at, *flags)]
         function = getattr(self._movable.model, method)
         if len(self.nodes) >= tuning.COMPILED_SETTINGS:
-            compiled = tf.function(lambda: function(at, *flags), autograph=False)
-            found += [compiled() for _ in models]
+
+            def moved(x: tf.Tensor, *sites: tf.Tensor) -> Any:
+                self._movable.move(x, sites)
+                return function(at, *flags)
+
+            compiled = tf.function(moved, autograph=False)
+            found += [compiled(*map(tf.constant, (n.x, *n.sites))) for n in self.nodes[1:]]
+            self._movable.restore(self.nodes[-1].x, self.nodes[-1].sites)
         else:
             found += [function(at, *flags) for _ in models]
         for node, prediction in zip(self.nodes, found, strict=True):

@@ -17,7 +17,8 @@ from ..copying import copied
 from ..errors import InvalidDataError
 from ..likelihoods import ProbitBernoulli
 from ..training.starts import is_noise_around_f, lengthscales, start_from_data
-from .coordinates import Coordinate, Flat
+from .coordinates import Coordinate
+from .scales import Flat
 
 Array = npt.NDArray[np.float64]
 

@@ -20,7 +20,7 @@ from ..training.minimisation import trained_parameters
 from .coordinates import Coordinate, CoordinatePrior
 from .priors import ParameterPrior, Priors, choose_priors
 from .settings import MovableModel
-from .target import Target
+from .target import Target, watched_rows
 
 Array = npt.NDArray[np.float64]
 
@@ -32,9 +32,6 @@ COLLAPSED = (
     gpflow.models.GPRFITC,
 )
 """Models whose training loss is a function of the hyperparameters alone."""
-
-MAX_ROWS = 256
-"""Rows of the data, evenly spread, at which predictions are watched."""
 
 
 class PreparedModel(NamedTuple):
@@ -81,7 +78,7 @@ def prepare(model: GPModel, data: Any, given: Priors) -> PreparedModel:
     for c in coordinates:
         c.parameter.prior = CoordinatePrior(*priors[c.path][:2])
         c.parameter.prior_on = PriorOn.CONSTRAINED
-    rows = np.linspace(0, len(X) - 1, min(len(X), MAX_ROWS)).astype(int)
+    rows = watched_rows(len(X))
     paths = tuple(c.path for c in coordinates)
     return PreparedModel(
         copy, data, paths, priors, (X[rows], Y[rows]), _mark(copy, coordinates, X, Y)

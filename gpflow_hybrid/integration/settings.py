@@ -57,10 +57,19 @@ class MovableModel:
 
     def restore(self, x: Array, sites: Sequence[Array]) -> None:
         """Put the model where a node was found, with its sites."""
-        parts = self.unconstrained(tf.constant(x, self.dtype))
-        for c, value in zip(self.coordinates, parts, strict=True):
-            c.parameter.unconstrained_variable.assign(value)
+        self._assign(tf.constant(x, self.dtype))
         self.restore_sites(sites)
+
+    def move(self, x: tf.Tensor, sites: Sequence[tf.Tensor]) -> None:
+        """The same as a part of a graph, for predictions: the sites do not know which x they belong to."""
+        self._assign(tf.cast(x, self.dtype))
+        if sites:
+            model: Any = self.model
+            model.sites.assign(SiteValues(*sites))
+
+    def _assign(self, x: tf.Tensor) -> None:
+        for c, value in zip(self.coordinates, self.unconstrained(x), strict=True):
+            c.parameter.unconstrained_variable.assign(value)
 
     def restore_sites(self, sites: Sequence[Array]) -> None:
         """Sites that were found for the present hyperparameters; nothing to do if there are none."""

@@ -24,6 +24,7 @@ from .node_rules import (
     own_rule,
 )
 from .nodes import NUM_NODES
+from .predictions import predict_log_density
 from .ratio_gradients import (
     ParameterGradients,
     RatioGradients,
@@ -222,6 +223,20 @@ def on_arrays(likelihood: Likelihood) -> OnArrays | None:
     is_closed = isinstance(likelihood, ScalarLikelihood) and not has_independent_rule(likelihood)
     is_closed |= isinstance(likelihood, MultiClass)
     return OnArrays(likelihood, bind, rule) if rule or is_closed else None
+
+
+def log_densities(likelihood: Likelihood, X: Array, Y: Array) -> Callable[[Array, Array], Array]:
+    """``log ∫ p(y|f) q(f) df`` of these observations ``[N]``, from marginals ``[N, L]``: on arrays where
+    the likelihood works on them, else compiled."""
+    if works_on_arrays(likelihood):
+        return lambda m, v: np.sum(likelihood.log_expected_derivatives(X, m, v, Y)[0], axis=-1)
+    inputs, observed = tf.constant(X), tf.constant(Y)
+
+    @tf.function(autograph=False)
+    def compiled(m: tf.Tensor, v: tf.Tensor) -> tf.Tensor:
+        return predict_log_density(likelihood, inputs, m, v, observed)
+
+    return lambda m, v: np.asarray(compiled(tf.constant(m), tf.constant(v)))
 
 
 _ASKED = ("expectation_derivatives", "expectation_curvature", "log_expected_derivatives")

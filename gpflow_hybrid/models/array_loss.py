@@ -20,13 +20,13 @@ from ..array_parameters import ParametersInARow, identity, transform_of
 from ..covariances import latent_kernels
 from ..errors import NonFiniteError
 from ..inference.collapsing import Limits, iteration_of, questions_of
-from ..inference.common import Method
+from ..inference.common import Collapse, Method
 from ..inference.options import TRAINING
 from ..inference.remarks import Remarks
 from ..inference.servers import answers_on_arrays, run_on_arrays
 from ..likelihoods.concavity import is_log_concave
 from ..likelihoods.on_arrays import Observations
-from ..linalg import uses_lapack
+from ..linalg import Marginals, uses_lapack
 from ..linalg.threads import blas_threads_for_rows, host_arithmetic
 from ..priors import DensePrior
 from ..priors.stationary import StationaryMatrix, is_stationary
@@ -35,6 +35,7 @@ from ..stand_ins import is_taken_apart, parameters_of
 from .inferred import COULD_NOT_START
 
 Array = npt.NDArray[Any]
+LogPrior = Callable[[Array], tuple[Any, Any]]
 
 
 class ModelParts(NamedTuple):
@@ -88,30 +89,45 @@ class ArrayLoss:
         self._positive = [id(p) for p in everything if transform_of(p) is not identity]
         self.sites = SiteValues(*(x.numpy() for x in model.sites.values))
         """λ*, as arrays, where the loss was last evaluated."""
-        self._log_prior = _log_prior_of(model, self._variables)
+        self.marginals: Marginals | None = None
+        """Those of q there."""
+        self._log_prior = _log_prior_on_arrays(model, self._variables)
+        self._reads_variables = not is_log_concave(model.likelihood)
+        if self._log_prior is None and any(p.prior is not None for p in model.trainable_parameters):
+            self._log_prior = _log_prior_of(model, self._variables)
+            self._reads_variables = True
         self._begun = bool(model.sites.is_inferred())
         self._is_unique = is_log_concave(model.likelihood)
 
     def __call__(self, x: Array) -> tuple[float, Array]:
         """At the variables' numbers in a row."""
+        return self._at(x, True)
+
+    def value(self, x: Array) -> float:
+        """Without the gradient, and what it costs."""
+        return self._at(x, False)[0]
+
+    def _at(self, x: Array, with_gradient: bool) -> tuple[float, Array]:
         with np.errstate(all="ignore"):
             values = self._parameters.values(x)
         if not self._are_proper(values):
             if not self._begun:
                 self._parts.refuse()
             return self._highest(), np.zeros_like(x)
-        if not self._is_unique or self._log_prior is not None:
-            self._assign(x)  # where inference starts may depend on the likelihood's parameters
+        if (
+            self._reads_variables
+        ):  # where inference starts may depend on the likelihood's parameters
+            self._assign(x)
         start = self.sites if self._is_unique else self._first_sites()
         with host_arithmetic(len(self._X)):
-            value, gradient = self._evaluate(values, start)
+            value, gradient = self._evaluate(values, start, with_gradient)
         if self._log_prior is None:
             return value, gradient
-        log_p, slope = self._log_prior()
+        log_p, slope = self._log_prior(x)
         return value - float(log_p), gradient - np.asarray(slope)
 
     def _evaluate(
-        self, values: dict[int, tuple[Array, Array]], start: SiteValues
+        self, values: dict[int, tuple[Array, Array]], start: SiteValues, with_gradient: bool
     ) -> tuple[float, Array]:
         at = [[values[id(p)][0] for p in matrix.parameters] for matrix in self._matrices]
         K = np.stack([m.evaluate(*v) for m, v in zip(self._matrices, at, strict=True)])
@@ -129,6 +145,8 @@ class ArrayLoss:
                 if not self._begun:
                     raise NonFiniteError(COULD_NOT_START)
                 return self._highest(), np.zeros(self._parameters.size)
+            if not with_gradient:
+                return self._arrived(found), np.zeros(self._parameters.size)
             K_bars, mean_bar = found.prior_adjoint()
         finally:
             prior.close()
@@ -147,8 +165,11 @@ class ArrayLoss:
             if not self._begun:
                 raise NonFiniteError(COULD_NOT_START)
             return self._highest(), np.zeros(self._parameters.size)
-        self.sites, self._begun = solution.sites, True
-        return -float(found.value), gradient
+        return self._arrived(found), gradient
+
+    def _arrived(self, found: Collapse) -> float:
+        self.sites, self.marginals, self._begun = found.solution.sites, found.q, True
+        return -float(found.value)
 
     def leave_sites(self) -> None:
         """Let the model's own inference start from the sites found last."""
@@ -170,10 +191,34 @@ class ArrayLoss:
         optimizer.assign_tensors(self._variables, values)
 
 
-def _log_prior_of(model: Any, variables: tuple[tf.Variable, ...]) -> Callable[[], Any] | None:
-    """``log p(θ)`` at the variables' values and its gradient in a row, compiled; None without a prior."""
-    if all(p.prior is None for p in model.trainable_parameters):
-        return None
+def _log_prior_on_arrays(model: Any, variables: tuple[tf.Variable, ...]) -> LogPrior | None:
+    """``log p(θ)`` and its gradient in the variables' numbers in a row, of priors that offer ``on_arrays``;
+    None without a prior, and where one of them does not."""
+    sizes = {id(v): int(np.prod(v.shape)) for v in variables}
+    ends = dict(zip(sizes, np.cumsum(list(sizes.values())), strict=True))
+    parts = []
+    for p in model.trainable_parameters:
+        if p.prior is None:
+            continue
+        function = p.prior.on_arrays(p) if hasattr(p.prior, "on_arrays") else None
+        if function is None:
+            return None
+        end = int(ends[id(p.unconstrained_variable)])
+        size = sizes[id(p.unconstrained_variable)]
+        parts.append((slice(end - size, end), function))
+
+    def log_prior(x: Array) -> tuple[float, Array]:
+        total, slope = 0.0, np.zeros_like(x)
+        for place, function in parts:
+            value, slope[place] = function(x[place])
+            total += value
+        return total, slope
+
+    return log_prior if parts else None
+
+
+def _log_prior_of(model: Any, variables: tuple[tf.Variable, ...]) -> LogPrior:
+    """The same of any priors, compiled, at the variables' values."""
 
     def log_prior() -> tuple[tf.Tensor, tf.Tensor]:
         with tf.GradientTape() as tape:
@@ -182,7 +227,8 @@ def _log_prior_of(model: Any, variables: tuple[tf.Variable, ...]) -> Callable[[]
         slopes = tape.gradient(value, variables, unconnected_gradients=zero)
         return value, gpflow.optimizers.Scipy.pack_tensors(slopes)
 
-    return tf.function(log_prior, autograph=False)
+    compiled = tf.function(log_prior, autograph=False)
+    return lambda x: compiled()
 
 
 def _summed(bar: Array, shape: tuple[int, ...]) -> Array:
