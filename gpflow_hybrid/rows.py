@@ -20,6 +20,9 @@ from .validation import prepare_data
 
 Pair = tuple[AnyNDArray, AnyNDArray]
 
+READ_ROWS = 4096
+"""At a time, where all are read once."""
+
 
 class ModelParts(NamedTuple):
     """What sums over rows are taken for."""
@@ -60,6 +63,21 @@ class DataRows(abc.ABC):
         X, Y = next(iter(self.blocks(number)))
         return X, Y
 
+    def random_rows(self, number: int, rng: np.random.Generator) -> Pair:
+        """So many different ones in a random order, by reading all once."""
+        chosen = rng.choice(self.num_rows, number, replace=False)
+        order, found, first = np.argsort(chosen), [], 0
+        numbers = chosen[order]
+        for X, Y in self.blocks(READ_ROWS):
+            here = numbers[
+                np.searchsorted(numbers, first) : np.searchsorted(numbers, first + len(X))
+            ]
+            found.append((X[here - first], Y[here - first]))
+            first += len(X)
+        X, Y = (np.concatenate(x) for x in zip(*found, strict=True))
+        back = np.argsort(order)
+        return X[back], Y[back]
+
 
 class ArrayRows(DataRows):
     """In memory."""
@@ -73,6 +91,11 @@ class ArrayRows(DataRows):
         """Views of the arrays."""
         for start in range(0, self.num_rows, size):
             yield self.X[start : start + size], self.Y[start : start + size]
+
+    def random_rows(self, number: int, rng: np.random.Generator) -> Pair:
+        """Read where they are."""
+        chosen = rng.choice(self.num_rows, number, replace=False)
+        return self.X[chosen], self.Y[chosen]
 
 
 class DatasetRows(DataRows):
@@ -94,7 +117,7 @@ class DatasetRows(DataRows):
         self.is_batched, (self.num_columns, self.num_outputs) = _columns_of(*spec)
         self._kind_of_Y: Any = None  # known once all of it was checked
         self.num_rows = 0
-        for _ in self._batches(4096):
+        for _ in self._batches(READ_ROWS):
             pass
         if self.num_rows == 0:
             raise InvalidDataError("data must be a Dataset with at least one row; found none.")
