@@ -21,6 +21,9 @@ from .validation import prepare_data
 
 Pair = tuple[AnyNDArray, AnyNDArray]
 
+READ_ROWS = 4096
+"""At a time, where all are read once."""
+
 
 class ModelParts(NamedTuple):
     """What sums over rows are taken for."""
@@ -61,6 +64,21 @@ class DataRows(abc.ABC):
         X, Y = next(iter(self.blocks(number)))
         return X, Y
 
+    def random_rows(self, number: int, rng: np.random.Generator) -> Pair:
+        """So many different ones in a random order, by reading all once."""
+        chosen = rng.choice(self.num_rows, number, replace=False)
+        order, found, first = np.argsort(chosen), [], 0
+        numbers = chosen[order]
+        for X, Y in self.blocks(READ_ROWS):
+            here = numbers[
+                np.searchsorted(numbers, first) : np.searchsorted(numbers, first + len(X))
+            ]
+            found.append((X[here - first], Y[here - first]))
+            first += len(X)
+        X, Y = (np.concatenate(x) for x in zip(*found, strict=True))
+        back = np.argsort(order)
+        return X[back], Y[back]
+
 
 class ArrayRows(DataRows):
     """In memory."""
@@ -74,6 +92,11 @@ class ArrayRows(DataRows):
         """Views of the arrays."""
         for start in range(0, self.num_rows, size):
             yield self.X[start : start + size], self.Y[start : start + size]
+
+    def random_rows(self, number: int, rng: np.random.Generator) -> Pair:
+        """Read where they are."""
+        chosen = rng.choice(self.num_rows, number, replace=False)
+        return self.X[chosen], self.Y[chosen]
 
 
 class DatasetRows(DataRows):

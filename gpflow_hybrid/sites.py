@@ -157,6 +157,11 @@ class Sites(Module):
         self._inferred_for.assign(hyperparameters)
         self._is_inferred.assign(True)
 
+    def repeat(self, times: float) -> None:
+        """Multiply what was inferred, which stays that for its hyperparameters."""
+        values = SiteValues(*(times * x for x in self.values))
+        self.store_inferred(values, tf.identity(self._inferred_for))
+
     def expect_hyperparameters(self, hyperparameters: tf.Tensor) -> None:
         """Make room to remember so many; their number changes only when a part of a model is replaced."""
         if self._inferred_for.shape != hyperparameters.shape:

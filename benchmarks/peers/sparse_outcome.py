@@ -31,6 +31,8 @@ class SparseFit:
     evaluations: int
     """Evaluations of the objective with its gradient, or steps of a stochastic loop."""
     converged: bool
+    part_evaluations: float = 0.0
+    """Those on parts of the rows before, in units of such on all."""
     note: str = ""
     """Why it ended if it did not converge."""
     accuracy: float | None = None

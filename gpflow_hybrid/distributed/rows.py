@@ -104,21 +104,34 @@ class ShardedRows(DataRows):
         """Rows, brought here a block at a time."""
         for i, rows in enumerate(self.rows_of_shard):
             for first in range(0, rows, size):
-                yield self._fetched(i, first, size)
+                yield self._fetched(i, slice(first, first + size))
 
     def first_rows(self, number: int) -> Pair:
         """From every shard in proportion, so that they stand for all."""
         part = min(1.0, number / self.num_rows)
         sizes = [max(1, int(part * rows)) for rows in self.rows_of_shard]
-        found = [self._fetched(i, 0, size) for i, size in enumerate(sizes)]
+        found = [self._fetched(i, slice(size)) for i, size in enumerate(sizes)]
         X, Y = (np.concatenate(x) for x in zip(*found, strict=True))
         return X, Y
 
-    def _fetched(self, i: int, first: int, size: int) -> Any:
+    def random_rows(self, number: int, rng: np.random.Generator) -> Pair:
+        """Of every shard those that were drawn: no other comes here."""
+        chosen = rng.choice(self.num_rows, number, replace=False)
+        order = np.argsort(chosen)
+        parts = np.split(chosen[order], np.searchsorted(chosen[order], self.first_of_shard[1:]))
+        found = [
+            self._fetched(i, part - first)
+            for i, (part, first) in enumerate(zip(parts, self.first_of_shard, strict=True))
+        ]
+        back = np.argsort(order)
+        X, Y = (np.concatenate(x)[back] for x in zip(*found, strict=True))
+        return X, Y
+
+    def _fetched(self, i: int, chosen: Any) -> Any:
         held = self._held
 
         def attempt() -> Any:
-            given = (held.place()[i], first, first + size)
+            given = (held.place()[i], chosen)
             options = {"key": held.key("rows", i), "pure": False, **held.where()}
             return held.gathered([held.client.submit(tasks.rows_of_shard, *given, **options)])[0]
 

@@ -212,9 +212,9 @@ def shape_of(shard: Shard) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return shard.X.shape, shard.Y.shape
 
 
-def rows_of_shard(shard: Shard, first: int, last: int) -> tuple[Array, Array]:
-    """Some of them, as arrays that own their memory."""
-    return shard.X[first:last].copy(), shard.Y[first:last].copy()
+def rows_of_shard(shard: Shard, chosen: slice | Array) -> tuple[Array, Array]:
+    """Some of them, a slice or by their numbers, as arrays that own their memory."""
+    return shard.X[chosen].copy(), shard.Y[chosen].copy()
 
 
 def status_of_worker(dask_worker: Any) -> str:

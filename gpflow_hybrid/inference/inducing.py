@@ -89,10 +89,13 @@ class InducingPosterior:
     def in_units(self, step: SummedSites) -> Pair:
         """A change of the sites as ``a = C⁻¹(δλ₁ − δΛ₂ μ)`` and ``B = C⁻¹ δΛ₂ C⁻ᵀ``: 1 is a standard
         deviation."""
-        d1, d2 = step
-        a = d1 - np.einsum("lij,lj->li", d2, self.mean)
-        B = np.stack([congruence(*x) for x in zip(self.inverse, d2, strict=True)])
-        return Pair(np.einsum("lij,lj->li", self.inverse, a), B)
+        B = [congruence(*x) for x in zip(self.inverse, step.lambda_2, strict=True)]
+        return Pair(self.shift_in_units(step), np.stack(B))
+
+    def shift_in_units(self, step: SummedSites) -> Array:
+        """Its a alone, without a product of matrices."""
+        a = step.lambda_1 - np.einsum("lij,lj->li", step.lambda_2, self.mean)
+        return np.asarray(np.einsum("lij,lj->li", self.inverse, a))
 
     def moved(self, x: Pair) -> SummedSites:
         """The sites after such a change."""
@@ -174,8 +177,11 @@ class MapEvaluation:
             return
         self.step = self.target - sites
         self.rounding_error = INDUCING.rounding_error * (abs(sums.expected) + self.q.kl)
-        size = np.max(np.abs(self.q.in_units(self.target).flat()))
-        found = np.max(np.abs(self.q.in_units(self.step).flat()))
+        size = np.max(np.abs(self.q.shift_in_units(self.target)))
+        if size < 1.0:
+            size = np.max(np.abs(self.q.in_units(self.target).flat()))
+        self.step_in_units = self.q.in_units(self.step).flat()
+        found = np.max(np.abs(self.step_in_units))
         # Relative where the data barely move the prior.
         self.residual = float(found / max(min(size, 1.0), RESIDUAL.least_target))
 
@@ -210,7 +216,7 @@ def solve(rows: Rows, start: SummedSites, tolerance: float, max_steps: int) -> I
         return InducingSolution(at.q, INVALID_START, 0, evaluations, at.elbo, at.residual)
     memory: list[MapEvaluation] = []
     damping: float | None = None  # of Newton's method, where natural gradients are slow
-    residuals, products = [at.residual], 0
+    residuals, products = [*[math.inf] * INDUCING.patience, at.residual], 0
     while evaluations <= max_steps and at.residual > tolerance and lr > INDUCING.smallest_step:
         accelerates = damping is None and bool(memory) and at.residual < near
         if damping is not None:
@@ -227,9 +233,8 @@ def solve(rows: Rows, start: SummedSites, tolerance: float, max_steps: int) -> I
                 memory = [*memory[1 - INDUCING.memory :], at]
             at, steps = new, steps + 1
             if damping is not None:
-                damping = (
-                    damping / NEWTON.damping_factor if damping > NEWTON.no_damping_below else 0.0
-                )
+                too_small = damping <= NEWTON.no_damping_below
+                damping = 0.0 if too_small else damping / NEWTON.damping_factor
             elif not accelerates:
                 lr = min(1.0, 2.0 * lr)
         elif damping is not None:
@@ -240,15 +245,11 @@ def solve(rows: Rows, start: SummedSites, tolerance: float, max_steps: int) -> I
         else:
             lr *= 0.5
         residuals.append(at.residual)
-        before = (
-            residuals[-1 - INDUCING.patience] if len(residuals) > INDUCING.patience else math.inf
-        )
-        if damping is None and at.residual > INDUCING.slow * before:
+        if damping is None and at.residual > INDUCING.slow * residuals[-1 - INDUCING.patience]:
             damping = 0.0
+    status = STALLED if lr <= INDUCING.smallest_step else EXHAUSTED
     if at.residual <= tolerance:
         status = CONVERGED
-    else:
-        status = STALLED if lr <= INDUCING.smallest_step else EXHAUSTED
     return InducingSolution(
         at.q, status, steps, evaluations, at.elbo, at.residual, at.step, products
     )
@@ -269,8 +270,7 @@ def natural_gradient_steps(
 
 def _newton_step(rows: Rows, at: MapEvaluation, damping: float) -> tuple[SummedSites, int]:
     """``(I − ∂G/∂x + μ) δ = G(x) − x``, and how many products it took, each a sum over the rows."""
-    num_latent, count = len(at.q.h), 0
-    r = at.q.in_units(at.step).flat()
+    num_latent, count, r = len(at.q.h), 0, at.step_in_units
 
     def product(x: Array) -> Array:
         nonlocal count
@@ -285,11 +285,11 @@ def _newton_step(rows: Rows, at: MapEvaluation, damping: float) -> tuple[SummedS
 
 
 def _accelerated(at: MapEvaluation, memory: list[MapEvaluation]) -> SummedSites:
-    """Anderson's step: the combination of remembered steps whose residual is smallest, in units of q."""
-    now = at.q.in_units(at.step).flat()
-    changes = np.stack([at.q.in_units(old.step).flat() - now for old in memory], 1)
-    norms = np.linalg.norm(changes, axis=0)
-    norms[norms == 0.0] = 1.0
+    """Anderson's step: the combination of remembered steps whose residual is smallest; each in units of its
+    own q, nearly the same ones."""
+    now = at.step_in_units
+    changes = np.stack([old.step_in_units - now for old in memory], 1)
+    norms = np.maximum(np.linalg.norm(changes, axis=0), np.finfo(np.float64).tiny)
     weights = -np.linalg.lstsq(changes / norms, now, rcond=INDUCING.least_squares)[0] / norms
     parts = zip(at.target, *(old.target for old in memory), strict=True)
     return SummedSites(

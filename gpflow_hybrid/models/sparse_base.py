@@ -127,6 +127,13 @@ class SparseSiteModel(WithObjective, PredictiveModel):
         """Set λ to what was inferred before for the present hyperparameters; it follows them then."""
         self.sites.store_inferred(values, self._hyperparameter_values())
 
+    def repeat_sites(self, times: float) -> None:
+        """q(u) as if every datum that it was inferred from had been seen so many times: nearly that of all
+        rows, from some of them, and where inference from all then starts."""
+        if bool(self.sites.is_inferred()):
+            self.sites.repeat(times)
+            self._inferred_from.lambda_2 = times * self._inferred_from.lambda_2
+
     def _host_arithmetic(self) -> contextlib.AbstractContextManager[None]:
         """For matrices of M×M numbers."""
         return host_arithmetic(int(self.inducing_variable.num_inducing))

@@ -3,6 +3,7 @@
 from .fit_results import FitResult
 from .fitting import fit
 from .history import History, IterationRecord, TrainingResult
+from .minimisation import FitStep
 from .steps import GradientSteps, InferToConvergence, LBFGSSteps, NaturalGradientSteps
 from .stopping import (
     AllOf,
@@ -22,6 +23,7 @@ __all__ = [
     "AnyOf",
     "Drift",
     "FitResult",
+    "FitStep",
     "GradientSteps",
     "HeldOutDensity",
     "History",

@@ -73,6 +73,13 @@ class Coordinates:
         """Derivatives in t from those in z."""
         return gradient if self._units is None else np.linalg.solve(self._units.T, gradient)
 
+    def covariance(self, in_z: Array | None) -> Array | None:
+        """``C H Cᵀ``: an inverse curvature in t from that in z."""
+        if in_z is None or self._units is None:
+            return in_z
+        found: Array = self._units @ in_z @ self._units.T
+        return found
+
     def _logarithms(self, z: Array) -> Array:
         return z if self._units is None else self._units @ z
 

@@ -21,6 +21,7 @@ import numpy.typing as npt
 import tensorflow as tf
 from gpflow.base import Parameter
 from gpflow.models import GPModel
+from scipy.optimize import LbfgsInvHessProduct
 
 Array = npt.NDArray[np.float64]
 
@@ -31,6 +32,9 @@ IN_OTHERS = 0.015
 """in that of a variance, and in any other parameter;"""
 RIDGE = 1.3
 """and ρ: near the medians of nine models of five data sets (``python -m benchmarks.curvatures``)."""
+
+MOST_PARAMETERS = 500
+"""Of which the curvature is kept as a matrix."""
 
 
 def units_of(model: GPModel, variables: Sequence[tf.Variable], num_data: int) -> Array:
@@ -47,6 +51,22 @@ def units_of(model: GPModel, variables: Sequence[tf.Variable], num_data: int) ->
         for i in scales:
             C[variance, i] = RIDGE * C[i, i] / len(scales)  # of their geometric mean
     return C
+
+
+def inverse_curvature(found: LbfgsInvHessProduct) -> Array | None:
+    """What L-BFGS has learnt of it, as a matrix, from steps s and changes y of the gradient:
+    ``H ← (I − syᵀ/sᵀy) H (I − ysᵀ/sᵀy) + ssᵀ/sᵀy`` from ``H = (sᵀy/yᵀy) I``, as itself has it. None
+    without a step, or where it is large."""
+    steps, changes = found.sk, found.yk
+    size = steps.shape[1]
+    if len(steps) == 0 or size > MOST_PARAMETERS:
+        return None
+    s, y = steps[-1], changes[-1]
+    H = np.eye(size) * (s @ y) / (y @ y)
+    for s, y in zip(steps, changes, strict=True):
+        V = np.eye(size) - np.outer(s, y) / (s @ y)
+        H = V @ H @ V.T + np.outer(s, s) / (s @ y)
+    return H
 
 
 def _place(parameter: Any, places: dict[int, Any]) -> Any:

@@ -38,11 +38,13 @@ class FitResult(ShownAsText):
     num_iterations: int
     """Of L-BFGS, over all starts."""
     num_evaluations: int
-    """Of the training loss and its gradient, over all starts."""
+    """Of the training loss of all data and its gradient, over all starts."""
     seconds: float
     """Wall time, tracing included."""
     losses: tuple[float, ...]
     """Where every start ended, in order; NaN for one that failed."""
+    part_evaluations: float = 0.0
+    """Of losses of parts of the rows, by which a sparse model begins, in units of such of all rows."""
 
     @property
     def converged(self) -> bool:
@@ -64,6 +66,9 @@ class FitResult(ShownAsText):
         if self.quadrature_error > 0.0:
             rows.append(("quadrature error", f"{self.quadrature_error:.1e}"))
         rows.append(("iterations", count))
+        if self.part_evaluations > 0.0:
+            passes = f"as much as {self.part_evaluations:.2g} evaluations"
+            rows.append(("before, on parts of the rows", passes))
         if len(self.losses) > 1:
             ends = ", ".join("failed" if math.isnan(x) else f"{x:.4f}" for x in self.losses)
             rows.append((f"{len(self.losses)} starts", ends))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,14 +15,16 @@ from gpflow.models.training_mixins import ExternalDataTrainingLossMixin
 from ..display import progress_bar
 from ..errors import InvalidDataError
 from ..likelihoods.refinement import refined
+from ..models import SparseCVIModel
 from ..models.sparse_validation import check_data_for
-from ..rows import DataRows
+from ..rows import ArrayRows, DataRows
 from ..validation import check_count, check_positive, is_integer, prepare_data
 from . import interrupts
 from .fit_results import FitResult
 from .fit_verdicts import Assessment, Ending, assessment_of, verdict_on
-from .minimisation import FAILURES, Ends, Minimisation
-from .parallel import run_starts_on
+from .minimisation import FAILURES, Callback, Ends, Minimisation, loss_closure
+from .parallel import Problem, run_starts_on
+from .parts import FirstRows, approach, check_first_rows, parts_of
 from .starts import another_start, start_from_data
 
 Array = npt.NDArray[np.float64]
@@ -41,7 +43,9 @@ def fit(
     tolerance: float = 1e-2,
     log_scale: bool = False,
     seed: int = 0,
+    first_rows: FirstRows = "auto",
     progress: bool | None = None,
+    callback: Callback | None = None,
     client: Any = None,
 ) -> FitResult:
     """Train a model by L-BFGS, and say whether the result is a fit.
@@ -53,6 +57,9 @@ def fit(
     independent data,
 
         gain = L(λ*, θ) − L(λ*, θ)|_{K∘I}  ≥  1 nat.
+
+    A sparse model with many rows is first trained on a part of them, from whose optimum and curvature
+    L-BFGS goes on with all: fewer passes over the data, the same optimum.
 
     Where the likelihood's own Gauss–Hermite rule turns out too coarse, it is given more points and the fit
     goes on.
@@ -70,35 +77,50 @@ def fit(
     :param log_scale: whether L-BFGS moves positive parameters by their logarithms, from a guess of the
         curvature in them, and stops where no derivative in them is above the tolerance: fewer
         iterations, to fewer digits.
-    :param seed: of the other starts.
+    :param seed: of the other starts, and of the rows of a part.
+    :param first_rows: of :class:`~gpflow_hybrid.SparseCVIModel`: rows of the part, drawn at random, and
+        of greater ones after it, each of eight times as many, as long as that is at most a fourth of all.
+        ``"auto"`` takes two for every inducing point, at least 400; None begins with all rows.
     :param progress: a progress bar; by default on a terminal and in a notebook.
+    :param callback: is given a :class:`~gpflow_hybrid.training.FitStep` after the first evaluation of a
+        loss and after every iteration, with the model at these hyperparameters. Where it raises
+        ``StopIteration``, training on those rows ends; on all rows the status is ``"interrupted"``. Not
+        with ``client``.
     :param client: a ``distributed.Client``, whose workers take one start each; needs the extra ``dask``.
     """
     _check(model, start, num_starts, max_iterations, tolerance, seed)
+    check_first_rows(first_rows, model)
     if client is not None and isinstance(data, DataRows):
         raise InvalidDataError(
             "client must be left out where data are on a cluster already; found both. Every sum over the "
             "rows is taken by its workers."
         )
+    if client is not None and callback is not None:
+        raise InvalidDataError(
+            "callback must be left out with client, whose workers train; found both. Leave one out."
+        )
     began = time.perf_counter()
-    closure, arrays = loss_of_all(model, data)
+    check_all(model, data)
+    rows = model.all_rows(data) if isinstance(model, SparseCVIModel) else data
+    closure, arrays = loss_of_all(model, rows)
     if start == "data":
         start_from_data(model, *arrays())
     if not model.trainable_variables:
-        return _without_training(model, data, closure, arrays, began)
-    task = Minimisation(model, closure, max_iterations, tolerance, data, log_scale)
+        return _without_training(model, rows, closure, arrays, began)
+    task = Minimisation(model, closure, max_iterations, tolerance, rows, log_scale, callback)
     starts = _all_starts(model, task, num_starts, np.random.default_rng(seed))
     if client is None:
-        ends = _run_starts(task, starts, progress, num_starts * max_iterations)
+        parts = parts_of(model, rows, first_rows, seed)
+        ends = _run_starts(task, starts, parts, progress, num_starts * max_iterations)
     else:
-        ends = run_starts_on(client, task, starts, (model, data), progress)
+        ends = run_starts_on(client, task, starts, Problem(model, data, first_rows, seed), progress)
     losses, failures, interrupted = ends
     if task.best is None:
         if failures:
             raise failures[0]
         raise KeyboardInterrupt
     task.move_to(task.best.x)
-    found = assessment_of(model, data, task.best.loss, arrays)
+    found = assessment_of(model, rows, task.best.loss, arrays)
     remark = ""
     with interrupts.deferred(), progress_bar(progress, total=max_iterations, unit="it") as bar:
         while found.quadrature_error > found.tolerated_error and not interrupted:
@@ -106,14 +128,14 @@ def fit(
             if points is None:
                 break
             remark = f" The likelihood's quadrature now has {points} points."
-            closure, _ = loss_of_all(model, data)  # another graph, with the finer rule
+            closure, _ = loss_of_all(model, rows)  # another graph, with the finer rule
             task.begin_again(closure)
             try:
                 task.run(bar)
             except KeyboardInterrupt:
                 interrupted = True
             task.move_to(task.best.x)
-            found = assessment_of(model, data, task.best.loss, arrays)
+            found = assessment_of(model, rows, task.best.loss, arrays)
     ending = Ending(
         task.best.loss,
         float(np.max(np.abs(task.best.gradient))),
@@ -139,7 +161,11 @@ def _all_starts(
 
 
 def _run_starts(
-    task: Minimisation, starts: Sequence[Array], progress: bool | None, total: int
+    task: Minimisation,
+    starts: Sequence[Array],
+    parts: Sequence[DataRows],
+    progress: bool | None,
+    total: int,
 ) -> Ends:
     """One after the other."""
     losses: list[float] = []
@@ -148,11 +174,14 @@ def _run_starts(
         for start in starts:
             task.move_to(start)
             try:
+                approach(task, parts, bar)
                 losses.append(task.run(bar).loss)
             except FAILURES as error:
                 failures.append(error)
                 losses.append(float("nan"))
             except KeyboardInterrupt:
+                return Ends(losses, failures, True)
+            if task.stopped:
                 return Ends(losses, failures, True)
     return Ends(losses, failures, False)
 
@@ -178,22 +207,27 @@ def loss_of_all(
     model: Any, data: Any
 ) -> tuple[Callable[[], Any], Callable[[], tuple[Array, Array]]]:
     """The loss of all data, and the data as arrays when they are asked for."""
-    needs_data = isinstance(model, ExternalDataTrainingLossMixin)
+    check_all(model, data)
+    if not isinstance(model, ExternalDataTrainingLossMixin):
+        return model.training_loss, lambda: _as_arrays(model.data)
+    if not isinstance(data, (tf.data.Dataset, DataRows)):
+        data = prepare_data(data, cast(Any, model).likelihood)
+    return loss_closure(model, data), lambda: _rows_in_memory(data)
+
+
+def check_all(model: Any, data: Any) -> None:
+    """Refuse data that are missing, superfluous, or batches."""
     check_data_for(model, data)
     if hasattr(data, "__next__"):
         raise InvalidDataError(
             f"data must be all rows, (X, Y) or a Dataset, for fit; found {type(data).__name__}, an "
             "iterator over batches. Train on batches with an optimiser such as Adam."
         )
-    if not needs_data:
-        return model.training_loss, lambda: _as_arrays(model.data)
-    if not isinstance(data, (tf.data.Dataset, DataRows)):
-        data = prepare_data(data, model.likelihood)
-    closure = model.training_loss_closure(data)
-    return closure, lambda: _rows_in_memory(data)
 
 
 def _rows_in_memory(data: Any) -> tuple[Array, Array]:
+    if isinstance(data, ArrayRows):
+        return data.X, data.Y
     if isinstance(data, DataRows):
         return data.first_rows(ENOUGH_ROWS)
     if not isinstance(data, tf.data.Dataset):
@@ -252,4 +286,5 @@ def _result(
         num_evaluations=task.num_evaluations,
         seconds=time.perf_counter() - began,
         losses=losses,
+        part_evaluations=task.part_evaluations,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,18 +14,20 @@ from gpflow.models import GPModel
 from gpflow.utilities import parameter_dict
 
 from ..errors import InvalidPosteriorError, NonFiniteError
-from ..models import CollapsedModel
+from ..models import CollapsedModel, SparseCVIModel
 from ..models.array_loss import ArrayLoss
 from ..rows import DataRows
 from . import interrupts
 from .coordinates import Coordinates, positive_entries
-from .curvatures import units_of
+from .curvatures import inverse_curvature, units_of
 
 Array = npt.NDArray[np.float64]
 
 MAX_RESTARTS = 5
 """L-BFGS is begun again at most so often where its line search gave up on a slope."""
 
+LEAST_GAIN = 1e-7
+"""Part of the loss that a restart has to gain for another one."""
 
 FAILURES = (NonFiniteError, InvalidPosteriorError, tf.errors.InvalidArgumentError)
 """What may go wrong at a start that others need not share."""
@@ -38,6 +41,19 @@ class Run(NamedTuple):
     gradient: Array
     reached_maximum: bool
     message: str
+
+
+class FitStep(NamedTuple):
+    """What a fit tells its ``callback``, with the model where it is."""
+
+    loss: float
+    iteration: int
+    """Of L-BFGS on these rows; zero after the first evaluation."""
+    num_rows: int
+    """That the loss is of: first those of a part, then all."""
+
+
+Callback = Callable[[FitStep], Any]
 
 
 class Ends(NamedTuple):
@@ -56,6 +72,8 @@ class Optimizer(gpflow.optimizers.Scipy):
         self.coordinates, self.loss = coordinates, loss
         self.gradient: Array | None = None
         """Where the loss was evaluated last, in the coordinates."""
+        self.begin: Callable[[Array, float], None] | None = None
+        """Is told of the first evaluation."""
 
     def start(self, variables: Any) -> Array:
         """Where the variables are, in the coordinates."""
@@ -71,6 +89,9 @@ class Optimizer(gpflow.optimizers.Scipy):
         def evaluate(z: Array) -> tuple[Any, Any]:
             loss, gradient = function(self.coordinates.outward(z))
             self.gradient = self.coordinates.gradient_inward(z, gradient)
+            if self.begin is not None:
+                begin, self.begin = self.begin, None
+                begin(z, float(loss))
             return loss, self.gradient
 
         return evaluate
@@ -87,29 +108,51 @@ class Minimisation:
         tolerance: float,
         data: Any = None,
         log_scale: bool = False,
+        callback: Callback | None = None,
     ) -> None:
         self.variables = tuple(model.trainable_variables)
         self.trained = trained_parameters(model)
         self.num_iterations = self.num_evaluations = 0
+        self.part_evaluations = 0.0
+        """Of losses of parts of the rows, in units of such of all."""
         self.best: Run | None = None
-        self._model, self._closure = model, closure
+        self.covariance: Array | None = None
+        """The inverse curvature that L-BFGS has ended with, of the numbers that are logarithms or not."""
+        self.stopped = False
+        """By the callback."""
+        self._data = data
+        self.model, self._closure, self.callback = model, closure, callback
         self._coordinates = Coordinates()
+        self._logarithmic: Any = False
         if log_scale:
-            self._coordinates = Coordinates(
-                positive_entries(self.trained.values(), self.variables),
-                units_of(model, self.variables, _num_rows(model, data)),
-            )
+            self._logarithmic = positive_entries(self.trained.values(), self.variables)
+            units = units_of(model, self.variables, self.num_rows)
+            self._coordinates = Coordinates(self._logarithmic, units)
         self.log_scale = log_scale
         self._rows = data if isinstance(data, DataRows) else None
         self._optimizer = self._new_optimizer()
         self.max_iterations, self.tolerance = max_iterations, tolerance
 
+    @functools.cached_property
+    def num_rows(self) -> int:
+        """That the loss is of."""
+        return _num_rows(self.model, self._data)
+
     def begin_again(self, closure: Callable[[], Any]) -> None:
         """Go on with another loss of the same variables: what was best is not comparable."""
         self.best, self._closure, self._optimizer = None, closure, self._new_optimizer()
 
+    def expect_curvature(self, covariance: Array) -> None:
+        """Take the inverse curvature for this, instead of learning it anew."""
+        try:
+            units = np.linalg.cholesky(covariance)
+        except np.linalg.LinAlgError:
+            return
+        self._coordinates = Coordinates(self._logarithmic, units)
+        self._optimizer = self._new_optimizer()
+
     def _new_optimizer(self) -> Optimizer:
-        model = self._model
+        model = self.model
         loss = model.loss_on_arrays() if isinstance(model, CollapsedModel) else None
         return Optimizer(self._coordinates, loss)
 
@@ -128,36 +171,62 @@ class Minimisation:
         """To the end of one start, begun again on a slope as long as that helps."""
         left, before = self.max_iterations, np.inf
         for _ in range(1 + MAX_RESTARTS):
-            run, count = self._minimise(left, bar)
+            run, count = self.minimise(left, bar)
             left -= count
             is_steep = np.max(np.abs(run.gradient)) > self.tolerance
-            if not is_steep or left < 1 or not run.loss < before:
+            if self.stopped or not is_steep or left < 1 or not self._helps(run, before):
                 break
             before = run.loss
         return run
 
-    def _minimise(self, max_iterations: int, bar: Any) -> tuple[Run, int]:
+    @staticmethod
+    def _helps(run: Run, before: float) -> bool:
+        """Whether a loss has fallen by more than its own noise."""
+        return run.loss < before - LEAST_GAIN * max(1.0, abs(run.loss))
+
+    def minimise(self, max_iterations: int, bar: Any, **options: Any) -> tuple[Run, int]:
+        """One call of SciPy's, with options of it."""
+        iteration = 0
+        at_first: Run | None = None
+
+        def begin(z: Array, loss: float) -> None:
+            nonlocal at_first
+            assert self._optimizer.gradient is not None
+            gradient = self._coordinates.gradient_outward(z, self._optimizer.gradient)
+            at_first = Run(self._coordinates.outward(z), loss, gradient, False, "")
+            self._tell(loss, 0)
+
         def callback(intermediate_result: Any) -> None:
+            nonlocal iteration
             at = intermediate_result
+            iteration += 1
             bar.set_postfix(loss=f"{at.fun:.4f}", refresh=False)
             bar.update(1)
             if interrupts.is_pending():
                 x = self._coordinates.outward(at.x)
                 self.keep(Run(x, float(at.fun), np.array([np.nan]), False, ""))
             interrupts.check()
+            self._tell(float(at.fun), iteration)
             if self.log_scale and self._is_flat():
                 raise StopIteration
 
         start = self._optimizer.start(self.variables)
+        self._optimizer.begin = begin
         try:
             result = self._optimizer.minimize(
                 self._closure,
                 self.variables,
                 callback=callback,
                 bounds=self._coordinates.bounds(start),
-                options={"maxiter": max_iterations},
+                options={"maxiter": max_iterations, **options},
+                compile=not isinstance(self.model, SparseCVIModel),
                 allow_unused_variables=True,
             )
+        except StopIteration:  # the first evaluation was enough for the callback
+            assert at_first is not None
+            self.num_evaluations += 1
+            self.keep(at_first)
+            return at_first, 0
         except tf.errors.OpError:
             if self._rows is not None and self._rows.failure is not None:
                 raise self._rows.failure from None
@@ -168,9 +237,19 @@ class Minimisation:
         x, gradient = self._coordinates.outward(result.x), result.jac
         gradient = self._coordinates.gradient_outward(result.x, gradient)
         self.move_to(x)
+        self.covariance = self._coordinates.covariance(inverse_curvature(result.hess_inv))
         run = Run(x, float(result.fun), gradient, result.status == 1, message)
         self.keep(run)
         return run, int(result.nit)
+
+    def _tell(self, loss: float, iteration: int) -> None:
+        if self.callback is None:
+            return
+        try:
+            self.callback(FitStep(loss, iteration, self.num_rows))
+        except StopIteration:
+            self.stopped = True
+            raise
 
     def _is_flat(self) -> bool:
         """Whether no logarithm of a parameter promises more than the tolerance: nats for a factor e."""
@@ -182,6 +261,14 @@ class Minimisation:
         """If it is the best so far."""
         if np.isfinite(run.loss) and (self.best is None or run.loss <= self.best.loss):
             self.best = run
+
+
+def loss_closure(model: Any, data: Any) -> Callable[[], Any]:
+    """The training loss of given data; no graph of a sparse model's, which is computed on the host."""
+    if isinstance(model, SparseCVIModel):
+        return model.training_loss_closure(data, compile=False)
+    closure: Callable[[], Any] = model.training_loss_closure(data)
+    return closure
 
 
 def trained_parameters(model: GPModel) -> dict[str, Any]:

@@ -10,14 +10,24 @@ from gpflow.models.training_mixins import ExternalDataTrainingLossMixin
 
 from ..display import progress_bar
 from ..errors import InvalidDataError
-from .minimisation import FAILURES, Array, Ends, Minimisation, Run
+from ..models import SparseCVIModel
+from .minimisation import FAILURES, Array, Ends, Minimisation, Run, loss_closure
+from .parts import FirstRows, approach, parts_of
+
+
+class Problem(NamedTuple):
+    """A model and what it is trained on."""
+
+    model: Any
+    data: Any
+    first_rows: FirstRows
+    seed: int
 
 
 class _Fit(NamedTuple):
     """What all starts share."""
 
-    model: Any
-    data: Any
+    problem: Problem
     max_iterations: int
     tolerance: float
     log_scale: bool
@@ -27,19 +37,18 @@ def run_starts_on(
     client: Any,
     task: Minimisation,
     starts: Sequence[Array],
-    model_and_data: tuple[Any, Any],
+    problem: Problem,
     progress: bool | None,
 ) -> Ends:
     """Each by a worker; the task keeps the best of them, as if they had been run here."""
     from ..distributed.jobs import run_jobs
 
-    model, data = model_and_data
-    if isinstance(data, tf.data.Dataset):
+    if isinstance(problem.data, tf.data.Dataset):
         raise InvalidDataError(
             "data must be arrays for a fit on a cluster, which are sent to its workers; found a Dataset. "
             "Pass (X, Y), or gh.distributed.shards of Dask arrays without client."
         )
-    common = _Fit(model, data, task.max_iterations, task.tolerance, task.log_scale)
+    common = _Fit(problem, task.max_iterations, task.tolerance, task.log_scale)
     found = run_jobs(client, "fit-start", _run_start, common, starts, progress=progress)
     losses: list[float] = []
     failures: list[Exception] = []
@@ -48,26 +57,29 @@ def run_starts_on(
             failures.append(end)
             losses.append(float("nan"))
             continue
-        runs, num_iterations, num_evaluations = end
+        runs, num_iterations, num_evaluations, part_evaluations = end
         task.num_iterations += num_iterations
         task.num_evaluations += num_evaluations
+        task.part_evaluations += part_evaluations
         for run in runs:
             task.keep(run)
         losses.append(runs[-1].loss)
     return Ends(losses, failures, False)
 
 
-def _run_start(common: _Fit, start: Array) -> Exception | tuple[list[Run], int, int]:
-    model = common.model
+def _run_start(common: _Fit, start: Array) -> Exception | tuple[list[Run], int, int, float]:
+    model, data, first_rows, seed = common.problem
+    rows = model.all_rows(data) if isinstance(model, SparseCVIModel) else data
     needs_data = isinstance(model, ExternalDataTrainingLossMixin)
-    closure = model.training_loss_closure(common.data) if needs_data else model.training_loss
+    closure = loss_closure(model, rows) if needs_data else model.training_loss
     limits = (common.max_iterations, common.tolerance)
-    task = Minimisation(model, closure, *limits, common.data, common.log_scale)
+    task = Minimisation(model, closure, *limits, rows, common.log_scale)
     task.move_to(start)
     try:
         with progress_bar(False) as bar:
+            approach(task, parts_of(model, rows, first_rows, seed), bar)
             last = task.run(bar)
     except FAILURES as error:
         return error
     best = [] if task.best is None else [task.best]
-    return [*best, last], task.num_iterations, task.num_evaluations
+    return [*best, last], task.num_iterations, task.num_evaluations, task.part_evaluations
