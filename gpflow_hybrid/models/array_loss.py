@@ -61,34 +61,43 @@ def array_loss(model: Any, parts: ModelParts) -> ArrayLoss | None:
     if any(transform_of(p) is None for p in parameters):
         return None
     known = {id(p.unconstrained_variable) for p in parameters}
-    if any(id(v) not in known for v in model.trainable_variables):
+    variables = tuple(model.trainable_variables)
+    if any(id(v) not in known for v in variables):
         return None
     collapsing = iteration_of(parts.method, model.likelihood, parts.limits, Remarks())
     answers = answers_on_arrays(questions_of(parts.method, collapsing), model.likelihood)
     if answers is None:
         return None
-    return ArrayLoss(model, parts, collapsing.iterate, answers)
+    return ArrayLoss(model, variables, parts, collapsing.iterate, answers)
 
 
 class ArrayLoss:
     """``θ ↦ −L(λ*(θ), θ) − log p(θ)`` and its gradient in the trainable variables' numbers, as
     :class:`~gpflow_hybrid.CollapsedModel` has it, λ* being kept here."""
 
-    def __init__(self, model: Any, parts: ModelParts, iterate: Any, answers: Any) -> None:
+    def __init__(
+        self,
+        model: Any,
+        variables: tuple[tf.Variable, ...],
+        parts: ModelParts,
+        iterate: Any,
+        answers: Any,
+    ) -> None:
         self._model, self._parts, self._iterate, self._answers = model, parts, iterate, answers
         self._X, self._Y = (np.asarray(d) for d in model.data)
         kernels, mean = latent_kernels(model.kernel), model.mean_function
         self._own = parameters_of(model.likelihood)
         self._constants = parameters_of(mean)  # of a constant mean, one
         everything = [p for part in (*kernels, mean, model.likelihood) for p in parameters_of(part)]
-        self._variables = tuple(model.trainable_variables)
+        self._variables = variables
         self._parameters = ParametersInARow(everything, self._variables)
         with blas_threads_for_rows(len(self._X)):
             self._matrices = [StationaryMatrix(k, self._X) for k in kernels]
         self._positive = [id(p) for p in everything if transform_of(p) is not identity]
         self.sites = SiteValues(*(x.numpy() for x in model.sites.values))
         """λ*, as arrays, where the loss was last evaluated."""
-        self._log_prior = _log_prior_of(model, self._variables)
+        has_prior = any(p.prior is not None for p in everything if p.trainable)
+        self._log_prior = _log_prior_of(model, variables) if has_prior else None
         self._begun = bool(model.sites.is_inferred())
         self._is_unique = is_log_concave(model.likelihood)
 
@@ -170,10 +179,8 @@ class ArrayLoss:
         optimizer.assign_tensors(self._variables, values)
 
 
-def _log_prior_of(model: Any, variables: tuple[tf.Variable, ...]) -> Callable[[], Any] | None:
-    """``log p(θ)`` at the variables' values and its gradient in a row, compiled; None without a prior."""
-    if all(p.prior is None for p in model.trainable_parameters):
-        return None
+def _log_prior_of(model: Any, variables: tuple[tf.Variable, ...]) -> Callable[[], Any]:
+    """``log p(θ)`` at the variables' values and its gradient in a row, compiled."""
 
     def log_prior() -> tuple[tf.Tensor, tf.Tensor]:
         with tf.GradientTape() as tape:
