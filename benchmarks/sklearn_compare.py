@@ -9,17 +9,21 @@ and lengthscale, inputs standardised on the training rows. (scikit-learn's defau
 at all.) ``laplace`` starts at ℓ = 1, as one writes it, ``laplace_started`` where ours starts, at the median
 distance. Fits and predictions of all folds, one after the other, in one process with one thread: seconds of
 the processor and, in the records, of the wall. Every fold is a record in ``sklearn.json``; those that are
-there are skipped, so that an interrupted run goes on; ``--again`` runs them anew.
+there are skipped, so that an interrupted run goes on; ``--again`` runs them anew. A fold that takes more
+than ``--limit`` seconds of the processor is stopped; the table then has ">", of this fold alone, and the
+contender's other folds are left out.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +74,23 @@ def contender(name: str, X: np.ndarray) -> Any:
     return make_pipeline(StandardScaler(), GaussianProcessClassifier(1.0 * Matern(start, nu=2.5)))
 
 
-def run_fold(dataset: str, name: str, fold: int) -> records.Record:
+@contextlib.contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """TimeoutError after so much time of the processor; no limit if it is zero."""
+
+    def stop(*_: Any) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def run_fold(dataset: str, name: str, fold: int, limit: float = 0.0) -> records.Record:
     """One fit and its predictions, as a record."""
     from sklearn.metrics import log_loss
     from sklearn.model_selection import StratifiedKFold
@@ -82,8 +102,10 @@ def run_fold(dataset: str, name: str, fold: int) -> records.Record:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an optimiser's complaints; the log loss tells
         wall, cpu = time.perf_counter(), time.process_time()
-        estimator.fit(X[train], y[train])
-        p = estimator.predict_proba(X[test])
+        p = None
+        with contextlib.suppress(TimeoutError), at_most(limit):
+            estimator.fit(X[train], y[train])
+            p = estimator.predict_proba(X[test])
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     return {
         "dataset": dataset,
@@ -91,8 +113,10 @@ def run_fold(dataset: str, name: str, fold: int) -> records.Record:
         "fold": fold,
         "num_data": len(train),
         "num_classes": len(np.unique(y)),
-        "log_loss": float(log_loss(y[test], p)),
-        "accuracy": float(np.mean(estimator.classes_[np.argmax(p, axis=1)] == y[test])),
+        "log_loss": None if p is None else float(log_loss(y[test], p)),
+        "accuracy": None
+        if p is None
+        else float(np.mean(estimator.classes_[np.argmax(p, axis=1)] == y[test])),
         "seconds": cpu,
         "wall_seconds": wall,
         "processor": records.processor(),
@@ -112,18 +136,35 @@ def table(found: dict[records.Key, records.Record]) -> str:
             name: [found[k] for k in ((dataset, name, fold) for fold in range(5)) if k in found]
             for name in CONTENDERS
         }
-        if any(len(rows[name]) < 5 for name in ("hybrid", "laplace")):
+        stopped = {n: r["seconds"] for n in CONTENDERS for r in rows[n] if r["log_loss"] is None}
+        if any(len(rows[name]) < 5 and name not in stopped for name in ("hybrid", "laplace")):
             continue
 
         def mean(name: str, what: str, rows: Any = rows) -> float:
-            return float(np.mean([r[what] for r in rows[name]])) if len(rows[name]) == 5 else np.nan
+            is_whole = len(rows[name]) == 5 and all(r["log_loss"] is not None for r in rows[name])
+            return float(np.mean([r[what] for r in rows[name]])) if is_whole else np.nan
 
-        def each(what: str, form: str, scale: float = 1.0, mean: Any = mean) -> list[str]:
+        def each(
+            what: str,
+            form: str,
+            scale: float = 1.0,
+            mean: Any = mean,
+            stopped: dict[str, float] = stopped,
+        ) -> list[str]:
             values = [scale * mean(name, what) for name in CONTENDERS]
-            return ["–" if np.isnan(x) else format(x, form) for x in values]
+            cells = ["–" if np.isnan(x) else format(x, form) for x in values]
+            if what == "seconds":
+                cells = [
+                    f"> {stopped[name]:.0f}" if name in stopped else cell
+                    for name, cell in zip(CONTENDERS, cells, strict=True)
+                ]
+            return cells
 
         first = rows["hybrid"][0]
-        ratio = mean("laplace", "seconds") / mean("hybrid", "seconds")
+        ours, its = (5.0 * mean(name, "seconds") for name in ("hybrid", "laplace"))
+        ratio = (
+            f"> {stopped['laplace'] / ours:.2f}" if "laplace" in stopped else f"{its / ours:.2f}"
+        )
         cells = [
             dataset,
             str(first["num_data"]),
@@ -131,7 +172,7 @@ def table(found: dict[records.Key, records.Record]) -> str:
             *each("log_loss", ".3f"),
             *each("accuracy", ".3f"),
             *each("seconds", ".2f", 5.0),
-            f"{ratio:.2f}",
+            ratio,
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
@@ -143,6 +184,7 @@ def main(arguments: list[str] | None = None, say: Callable[[str], Any] = print) 
     parser.add_argument("datasets", nargs="*", metavar="data set")
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
     parser.add_argument("--folds", type=int, default=5)
+    parser.add_argument("--limit", type=float, default=0.0, help="processor seconds of one fold")
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--report", action="store_true", help="only the table, of what is there")
     parser.add_argument("--output", type=Path, default=RESULTS)
@@ -154,16 +196,21 @@ def main(arguments: list[str] | None = None, say: Callable[[str], Any] = print) 
     for dataset in () if options.report else options.datasets:
         for fold in range(options.folds):
             for name in options.contenders:
-                if (dataset, name, fold) in records.load(path) and not options.again:
+                there = records.load(path)
+                if (dataset, name, fold) in there and not options.again:
                     continue
-                record = run_fold(dataset, name, fold)
+                if any(
+                    there.get((dataset, name, i), {}).get("log_loss", 0) is None
+                    for i in range(fold)
+                ):
+                    continue
+                record = run_fold(dataset, name, fold, options.limit)
                 found = records.load(path)  # another command may have added to it
                 found[records.key(record)] = record
                 records.save(path, found.values())
-                say(
-                    f"{dataset} {fold} {name}: log loss {record['log_loss']:.4f}, accuracy "
-                    f"{record['accuracy']:.3f}, {record['seconds']:.2f} s"
-                )
+                is_whole = record["log_loss"] is not None
+                said = f"log loss {record['log_loss']:.4f}, " if is_whole else "stopped, "
+                say(f"{dataset} {fold} {name}: {said}{record['seconds']:.2f} s")
     text = table(records.load(path))
     (options.output / "sklearn.md").write_text(text)
     say(text)

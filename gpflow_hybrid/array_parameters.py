@@ -34,6 +34,14 @@ def transform_of(parameter: Any) -> Transform | None:
     return None
 
 
+def value_of(parameter: Parameter) -> Array:
+    """The present value, by the transform on arrays where it is known."""
+    transform = transform_of(parameter)
+    if transform is None:
+        return np.asarray(parameter)
+    return transform(np.asarray(parameter.unconstrained_variable))[0]
+
+
 def _number(x: Any) -> Any:
     return None if x is None else np.asarray(tf.convert_to_tensor(x))
 

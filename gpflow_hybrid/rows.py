@@ -21,9 +21,6 @@ from .validation import prepare_data
 
 Pair = tuple[AnyNDArray, AnyNDArray]
 
-READ_ROWS = 4096
-"""At a time, where all are read once."""
-
 
 class ModelParts(NamedTuple):
     """What sums over rows are taken for."""
@@ -69,7 +66,7 @@ class DataRows(abc.ABC):
         chosen = rng.choice(self.num_rows, number, replace=False)
         order, found, first = np.argsort(chosen), [], 0
         numbers = chosen[order]
-        for X, Y in self.blocks(READ_ROWS):
+        for X, Y in self.blocks(tuning.SCANNED_ROWS):
             here = numbers[
                 np.searchsorted(numbers, first) : np.searchsorted(numbers, first + len(X))
             ]

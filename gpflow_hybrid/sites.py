@@ -103,6 +103,12 @@ class Sites(Module):
         self._inferred_for = _vector(0)
 
     @property
+    def variables(self) -> tuple[tf.Variable, ...]:
+        """Those of both parameters, without the search of modules in which TensorFlow finds them."""
+        found = (_variable_of(x) for x in (self.lambda_1, self.lambda_2))
+        return tuple(v for v in found if isinstance(v, tf.Variable))
+
+    @property
     def values(self) -> SiteValues:
         """Both parameters as tensors."""
         return SiteValues(

@@ -44,6 +44,24 @@ def test_the_table_has_means_and_whole_times() -> None:
     assert cells == expected.split()
 
 
+def test_a_fold_that_takes_too_long_is_stopped_and_said(tmp_path: Path) -> None:
+    said: list[str] = []
+    command = ["diabetes", "--contenders", "laplace", "--limit", "0.05", "--output", str(tmp_path)]
+    sklearn_compare.main(command, said.append)
+    found = records.load(tmp_path / "sklearn.json")
+    assert list(found) == [("diabetes", "laplace", 0)]  # the others are left out
+    stopped = found["diabetes", "laplace", 0]
+    assert stopped["log_loss"] is None
+    assert stopped["seconds"] >= 0.05
+    assert "stopped" in said[0]
+    ours = {**stopped, "contender": "hybrid", "log_loss": 0.5, "accuracy": 0.8, "seconds": 2.0}
+    rows = [stopped | {"seconds": 30.0}, *({**ours, "fold": fold} for fold in range(5))]
+    text = sklearn_compare.table({records.key(row): row for row in rows})
+    cells = [cell.strip() for cell in text.splitlines()[-1].strip("|").split("|")]
+    assert cells[3:6] == ["0.500", "–", "–"]
+    assert cells[9:] == ["10.00", "> 30", "–", "> 3.00"]
+
+
 def test_bundled_sets_have_labels() -> None:
     X, y = sklearn_compare.load("banana")
     assert X.shape == (2000, 2)

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from .. import tuning
 from ..linalg import Marginals
 from ..priors import Prior
 from ..sites import SiteValues
@@ -152,7 +151,7 @@ def newton_system(
     :param rough: a curvature to three digits will do, where that is cheaper.
     """
     g2 = -2.0 * at.E.variance
-    is_rough = rough and len(g2) > tuning.FEW_DATA
+    is_rough = rough
     question = ROUGH_CURVATURE if is_rough else CURVATURE
     curvature = yield question(at.q.mean, at.q.variance, g2)
     return NewtonSystem(at.posterior.covariance(for_adjoint=for_adjoint), curvature, g2.T)

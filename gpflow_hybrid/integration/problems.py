@@ -100,7 +100,7 @@ def _mark(model: GPModel, coordinates: tuple[Coordinate, ...], X: Array, Y: Arra
 def integrated_paths(model: GPModel) -> tuple[str, ...]:
     """Trainable parameters but inducing points, each by its first path."""
     found: dict[int, str] = {}
-    for path, parameter in trained_parameters(model).items():
+    for path, parameter in trained_parameters(model, model.trainable_variables).items():
         if path.startswith(".inducing_variable"):
             continue
         if not isinstance(parameter, Parameter):

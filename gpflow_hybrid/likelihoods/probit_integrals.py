@@ -185,34 +185,19 @@ def _integrals(quadrature: Callable[..., Any], m: Any, v: Any, rule: Rule) -> An
     """A quadrature of three panels a marginal; on arrays by fewer nodes where a marginal is narrow."""
     if not is_array(m):
         return _compiled(quadrature, rule, m.dtype)(m, v)
-    narrow = narrow_low if quadrature is _low_quadrature else narrow_high
-    kinds = class_of(v)
-    found: list[AnyNDArray] | None = None
-    for kind in np.unique(kinds):
-        if kind < len(NARROW):
-            of = functools.partial(narrow, narrow=NARROW[kind], degree=rule.degree)
-            num_nodes = NARROW[kind].high
-        else:
-            of, num_nodes = functools.partial(quadrature, rule=rule), 3 * rule.num_nodes
-        rows = np.flatnonzero(kinds == kind)
-        parts = _in_chunks(of, m[rows], v[rows], num_nodes)
-        if found is None:
-            found = [np.empty_like(m) for _ in parts]
-        for whole, part in zip(found, parts, strict=True):
-            whole[rows] = part
-    if found is None:  # no marginals
-        return quadrature(m, v, rule)
-    return tuple(found)
-
-
-def _in_chunks(
-    integrals: Callable[..., Any], m: AnyNDArray, v: AnyNDArray, num_nodes: int
-) -> list[AnyNDArray]:
-    """Some marginals at a time, whose nodes stay in a core's cache."""
-    count = max(1, -(-num_nodes * len(m) // tuning.QUADRATURE_ELEMENTS))
-    chunks = zip(np.array_split(m, count), np.array_split(v, count), strict=True)
-    parts = [integrals(*chunk) for chunk in chunks]
-    return [np.concatenate(integral) for integral in zip(*parts, strict=True)]
+    is_low = quadrature is _low_quadrature
+    narrow = functools.partial(narrow_low if is_low else narrow_high, degree=rule.degree)
+    wide = functools.partial(quadrature, rule=rule)
+    is_narrow = class_of(v) < len(NARROW)
+    found = tuple(np.empty_like(m) for _ in range(3 if is_low else 2))
+    for of, rows in ((narrow, np.flatnonzero(is_narrow)), (wide, np.flatnonzero(~is_narrow))):
+        num_nodes = NARROW[-1].high if of is narrow else 3 * rule.num_nodes
+        # Some marginals at a time, whose nodes stay in a core's cache.
+        size = max(1, tuning.QUADRATURE_ELEMENTS // num_nodes)
+        for some in (rows[i : i + size] for i in range(0, len(rows), size)):
+            for integral, part in zip(found, of(m[some], v[some]), strict=True):
+                integral[some] = part
+    return found
 
 
 def high_moments(m: Any, v: Any, rough: bool = False) -> tuple[Any, Any]:

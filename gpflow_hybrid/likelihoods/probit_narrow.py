@@ -8,12 +8,15 @@ variance alone, so that no datum changes with its neighbours.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from gpflow.base import AnyNDArray
 
 from .log_cdf import DEGREE, high_derivatives, low_derivatives
+
+Derivatives = Callable[[AnyNDArray], tuple[AnyNDArray, ...]]
 
 
 class Narrow(NamedTuple):
@@ -48,22 +51,31 @@ def class_of(v: AnyNDArray) -> AnyNDArray:
     return np.searchsorted([narrow.variance for narrow in NARROW], v)
 
 
-def narrow_low(m: AnyNDArray, v: AnyNDArray, narrow: Narrow, degree: int) -> tuple[AnyNDArray, ...]:
-    """``E[g₀]``, ``E[g₁]`` and ``E[g₂]`` of marginals that one rule serves, ``[B]``."""
-    z, w = _hermite(narrow.low)
-    return _weighted(w, low_derivatives(m + np.sqrt(v) * z))
+def narrow_low(m: AnyNDArray, v: AnyNDArray, degree: int) -> tuple[AnyNDArray, ...]:
+    """``E[g₀]``, ``E[g₁]`` and ``E[g₂]`` of narrow marginals, ``[B]``."""
+    return _integrals(m, v, [narrow.low for narrow in NARROW], low_derivatives)
 
 
-def narrow_high(
-    m: AnyNDArray, v: AnyNDArray, narrow: Narrow, degree: int
-) -> tuple[AnyNDArray, ...]:
+def narrow_high(m: AnyNDArray, v: AnyNDArray, degree: int) -> tuple[AnyNDArray, ...]:
     """``E[g₃]`` and ``E[g₄]`` of the same.
 
     :param degree: of the polynomials behind them; where it is lower, fewer nodes will do as well.
     """
-    z, w = _hermite(narrow.high if degree == DEGREE else narrow.low // 2 + 2)
-    return _weighted(w, high_derivatives(m + np.sqrt(v) * z, degree))
+    sizes = [narrow.high if degree == DEGREE else narrow.low // 2 + 2 for narrow in NARROW]
+    return _integrals(m, v, sizes, functools.partial(high_derivatives, degree=degree))
 
 
-def _weighted(w: AnyNDArray, values: tuple[AnyNDArray, ...]) -> tuple[AnyNDArray, ...]:
-    return tuple(np.einsum("q,qb->b", w, x) for x in values)
+def _integrals(
+    m: AnyNDArray, v: AnyNDArray, sizes: Sequence[int], derivatives: Derivatives
+) -> tuple[AnyNDArray, ...]:
+    """By rules of these sizes, one for each class, whose nodes are all in one row."""
+    kinds, s = class_of(v), np.sqrt(v)
+    groups = [(np.flatnonzero(kinds == kind), *_hermite(sizes[kind])) for kind in np.unique(kinds)]
+    values = derivatives(np.concatenate([(m[i] + s[i] * z).ravel() for i, z, _ in groups]))
+    found = tuple(np.empty_like(m) for _ in values)
+    end = 0
+    for i, z, w in groups:
+        begin, end = end, end + len(z) * len(i)
+        for integral, value in zip(found, values, strict=True):
+            integral[i] = np.einsum("q,qb->b", w, value[begin:end].reshape(len(z), len(i)))
+    return found

@@ -145,6 +145,16 @@ def kernel_adjoint(
     return K_bar
 
 
+def explained_variance(cross: Array, lambda_2: Array, chol_inverse: Array) -> Array:
+    """``k(x, X) S B⁻¹ S k(X, x)``: what positive sites take from the prior variance of other inputs x.
+
+    :param cross: ``k(X, x)``, ``[N, M]``.
+    """
+    rows = np.ascontiguousarray(cross.T) * np.sqrt(np.maximum(lambda_2, 0.0))
+    whitened = _triangular_product(chol_inverse, rows, transpose=False)
+    return np.einsum("ij,ij->i", whitened, whitened)
+
+
 def clear_above(A: Array) -> None:
     """Zero what rows of blocks reach above the diagonal: fresh memory can hold anything."""
     for rows in row_blocks(len(A)):

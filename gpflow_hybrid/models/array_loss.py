@@ -6,7 +6,7 @@ of two hundred rows takes in arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import gpflow
@@ -62,27 +62,35 @@ def array_loss(model: Any, parts: ModelParts) -> ArrayLoss | None:
     if any(transform_of(p) is None for p in parameters):
         return None
     known = {id(p.unconstrained_variable) for p in parameters}
-    if any(id(v) not in known for v in model.trainable_variables):
+    variables = tuple(model.trainable_variables)
+    if any(id(v) not in known for v in variables):
         return None
     collapsing = iteration_of(parts.method, model.likelihood, parts.limits, Remarks())
     answers = answers_on_arrays(questions_of(parts.method, collapsing), model.likelihood)
     if answers is None:
         return None
-    return ArrayLoss(model, parts, collapsing.iterate, answers)
+    return ArrayLoss(model, variables, parts, collapsing.iterate, answers)
 
 
 class ArrayLoss:
     """``θ ↦ −L(λ*(θ), θ) − log p(θ)`` and its gradient in the trainable variables' numbers, as
     :class:`~gpflow_hybrid.CollapsedModel` has it, λ* being kept here."""
 
-    def __init__(self, model: Any, parts: ModelParts, iterate: Any, answers: Any) -> None:
+    def __init__(
+        self,
+        model: Any,
+        variables: tuple[tf.Variable, ...],
+        parts: ModelParts,
+        iterate: Any,
+        answers: Any,
+    ) -> None:
         self._model, self._parts, self._iterate, self._answers = model, parts, iterate, answers
         self._X, self._Y = (np.asarray(d) for d in model.data)
         kernels, mean = latent_kernels(model.kernel), model.mean_function
         self._own = parameters_of(model.likelihood)
         self._constants = parameters_of(mean)  # of a constant mean, one
         everything = [p for part in (*kernels, mean, model.likelihood) for p in parameters_of(part)]
-        self._variables = tuple(model.trainable_variables)
+        self._variables = variables
         self._parameters = ParametersInARow(everything, self._variables)
         with blas_threads_for_rows(len(self._X)):
             self._matrices = [StationaryMatrix(k, self._X) for k in kernels]
@@ -91,10 +99,11 @@ class ArrayLoss:
         """λ*, as arrays, where the loss was last evaluated."""
         self.marginals: Marginals | None = None
         """Those of q there."""
-        self._log_prior = _log_prior_on_arrays(model, self._variables)
+        with_prior = {id(p): p for p in everything if p.trainable and p.prior is not None}
+        self._log_prior = _log_prior_on_arrays(with_prior.values(), variables)
         self._reads_variables = not is_log_concave(model.likelihood)
-        if self._log_prior is None and any(p.prior is not None for p in model.trainable_parameters):
-            self._log_prior = _log_prior_of(model, self._variables)
+        if with_prior and self._log_prior is None:
+            self._log_prior = _log_prior_of(model, variables)
             self._reads_variables = True
         self._begun = bool(model.sites.is_inferred())
         self._is_unique = is_log_concave(model.likelihood)
@@ -191,15 +200,15 @@ class ArrayLoss:
         optimizer.assign_tensors(self._variables, values)
 
 
-def _log_prior_on_arrays(model: Any, variables: tuple[tf.Variable, ...]) -> LogPrior | None:
+def _log_prior_on_arrays(
+    with_prior: Iterable[Any], variables: tuple[tf.Variable, ...]
+) -> LogPrior | None:
     """``log p(θ)`` and its gradient in the variables' numbers in a row, of priors that offer ``on_arrays``;
     None without a prior, and where one of them does not."""
     sizes = {id(v): int(np.prod(v.shape)) for v in variables}
     ends = dict(zip(sizes, np.cumsum(list(sizes.values())), strict=True))
     parts = []
-    for p in model.trainable_parameters:
-        if p.prior is None:
-            continue
+    for p in with_prior:
         function = p.prior.on_arrays(p) if hasattr(p.prior, "on_arrays") else None
         if function is None:
             return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import tensorflow as tf
 from gpflow.base import Module
 
@@ -18,6 +19,9 @@ def mark_of(model: Module, sites_key: str, hyperparameters: Sequence[tf.Variable
     """A mark of the model's parts, and the values of the hyperparameters, trainable or held; float64."""
     names = (type(part).__qualname__ for part in model.submodules)
     parts = " ".join((sites_key, *names))
+    if tf.executing_eagerly():
+        values = (v.numpy().ravel() for v in hyperparameters)
+        return tf.constant(np.concatenate([[zlib.crc32(parts.encode())], *values]), tf.float64)
     return tf.concat(
         [tf.constant([zlib.crc32(parts.encode())], tf.float64)]
         + [tf.cast(tf.reshape(v, [-1]), tf.float64) for v in hyperparameters],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -81,6 +82,7 @@ class DensePosterior:
         lambda_1, lambda_2 = sites
         r = np.ascontiguousarray((lambda_1 - lambda_2 * prior.mean).T)
         self.lambda_2 = np.ascontiguousarray(lambda_2.T)
+        self._r = r
         self.parts = [
             lapack.posterior(
                 prior.kernel_matrix(i), r[i], self.lambda_2[i], self._room("factor", slot, i)
@@ -93,6 +95,20 @@ class DensePosterior:
             np.stack([p.variance for p in self.parts], 1),
             sum(p.log_normaliser for p in self.parts) + constant,
         )
+
+    def at_new_rows(self, cross: Sequence[Array], variance: Array) -> tuple[Array, Array]:
+        """``k(x, X) (I + ΛK)⁻¹ r`` and ``k(x, x) − k(x, X) S B⁻¹ S k(X, x)`` for M other inputs, ``[M, L]``
+        each; of positive sites.
+
+        :param cross: ``k(X, x)`` ``[N, M]`` for every latent.
+        :param variance: ``k(x, x)`` ``[M, L]``.
+        """
+        shift, explained = np.empty_like(variance), np.empty_like(variance)
+        for i, (part, k) in enumerate(zip(self.parts, cross, strict=True)):
+            lambda_2 = self.lambda_2[i]
+            shift[:, i] = (self._r[i] - lambda_2 * part.shift) @ k  # (I + ΛK)⁻¹ r = r − ΛΣr
+            explained[:, i] = lapack.explained_variance(k, lambda_2, part.chol_inverse)
+        return shift, variance - explained
 
     def _room(self, *name: str | int) -> Array:
         return self.prior.workspace.matrix(*name)

@@ -24,6 +24,7 @@ from gpflow.kernels import (
 )
 
 from .. import tuning
+from ..array_parameters import value_of
 from ..covariances import latent_kernels
 from ..linalg.distances import distances_of_rows
 from ..linalg.lapack import mirror, row_blocks
@@ -88,7 +89,7 @@ def matrices(kernel: Kernel, X: Array) -> Array | None:
     for k in kernels:
         matrix = StationaryMatrix(k, X)
         with np.errstate(all="ignore"):  # NaN where ℓ² has no inverse
-            found.append(matrix.evaluate(*(p.numpy() for p in matrix.parameters)))
+            found.append(matrix.evaluate(*(value_of(p) for p in matrix.parameters)))
     return np.stack(found)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import gpflow
 import numpy as np
 import numpy.typing as npt
+from gpflow.kernels import Kernel
 from gpflow.likelihoods import Likelihood
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
@@ -18,9 +19,7 @@ from ..inducing_points import inducing_points
 from ..integration import HyperparameterPosterior, integrate_hyperparameters
 from ..models import CVIModel, SparseCVIModel
 from ..training import FitResult, fit
-from ..training.starts import start_from_data
 from ..validation import is_integer
-from .parts import make_kernel
 
 Array = npt.NDArray[Any]
 
@@ -33,9 +32,6 @@ AUTOMATIC_POINTS = 200
 
 class HybridGP(BaseEstimator):
     """A Gaussian process as an estimator; not to be made by itself."""
-
-    _first_variance: float | None = None
-    """Of a kernel by name, where that of the data says nothing."""
 
     def __init__(
         self,
@@ -105,14 +101,19 @@ class HybridGP(BaseEstimator):
         return "dense" if Z is None else f"sparse, {len(Z)} inducing points"
 
     def _train(
-        self, X: Array, Y: Array, likelihood: Likelihood, seed: int, mean: float | None = None
+        self,
+        X: Array,
+        Y: Array,
+        kernel: Kernel,
+        likelihood: Likelihood,
+        seed: int,
+        mean: float | None = None,
     ) -> tuple[Any, FitResult | HyperparameterPosterior]:
         """A model of scaled inputs and observations ``[N, 1]``, trained, or the mixture of such models over
         the posterior of their hyperparameters.
 
         :param mean: where f starts to be around, if that is not zero.
         """
-        kernel = make_kernel(self.kernel, X.shape[1])
         function = None if mean is None else gpflow.functions.Constant(np.array([mean]))
         model: Any
         data, Z = None, self.inducing_points_
@@ -124,10 +125,7 @@ class HybridGP(BaseEstimator):
             )
             gpflow.set_trainable(model.inducing_variable, False)
             data = (X, Y)
-        if isinstance(self.kernel, str):
-            start_from_data(model, X, Y)
-            if self._first_variance is not None:
-                kernel.variance.assign(self._first_variance)
+        self._start(model, X, Y)
         common: dict[str, Any] = {"data": data, "seed": seed, "progress": False}
         common["num_starts"] = 1 + int(self.n_restarts_optimizer)
         result: FitResult | HyperparameterPosterior
@@ -143,6 +141,9 @@ class HybridGP(BaseEstimator):
                 stacklevel=4,
             )
         return model, result
+
+    def _start(self, model: Any, X: Array, Y: Array) -> None:
+        """Where training starts, if the kernel does not say all of it."""
 
     @staticmethod
     def _log_evidence(result: FitResult | HyperparameterPosterior) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,14 @@ from ..errors import InvalidDataError
 from ..integration import HyperparameterPosterior
 from ..likelihoods import ProbitBernoulli
 from .base import HybridGP
+from .parts import make_kernel, moments_of
 
 Array = npt.NDArray[Any]
+
+
+FIRST_VARIANCE = 25.0
+"""Of a kernel by name: classes that can be told apart have a latent of a few units, and from one the way is
+longer."""
 
 
 class HybridGPClassifier(ClassifierMixin, HybridGP):
@@ -49,9 +56,6 @@ class HybridGPClassifier(ClassifierMixin, HybridGP):
     ``sample_weight``, which is how scikit-learn's ensembles know.
     """
 
-    # Classes that can be told apart have a latent of a few units; from one the way is longer.
-    _first_variance = 10.0
-
     def fit(self, X: Any, y: Any) -> HybridGPClassifier:
         """Train on rows X and labels y, numbers or strings."""
         X, y = validate_data(self, X, y, dtype=np.float64)
@@ -65,9 +69,11 @@ class HybridGPClassifier(ClassifierMixin, HybridGP):
         seed = self._start_fit(X)
         positive = [1] if count == 2 else range(count)
         models, results = [], []
+        X = self._scaled(X)
+        kernel, likelihood = make_kernel(self.kernel, X, FIRST_VARIANCE), ProbitBernoulli()
         for label in positive:
             Y = (codes == label).astype(np.float64)[:, None]
-            model, result = self._train(self._scaled(X), Y, ProbitBernoulli(), seed)
+            model, result = self._train(X, Y, copy.deepcopy(kernel), likelihood, seed)
             models.append(model)
             results.append(result)
         #: the GPflow model, of scaled inputs; a tuple of one for every class if there are more than two
@@ -92,7 +98,7 @@ class HybridGPClassifier(ClassifierMixin, HybridGP):
             if isinstance(model, HyperparameterPosterior):
                 columns.append(self._mixed(model, X))
                 continue
-            mean, variance = (np.asarray(x) for x in model.predict_f(X))
+            mean, variance = moments_of(model, X)
             columns.append((mean / np.sqrt(1.0 + variance))[:, 0])
         return columns[0] if len(columns) == 1 else np.stack(columns, axis=1)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import gpflow
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 import tensorflow_probability as tfp
 from gpflow.kernels import Kernel
@@ -15,7 +16,10 @@ from gpflow.likelihoods import Likelihood
 
 from ..errors import InvalidDataError
 from ..likelihoods.densities import density_of
-from ..training.starts import is_noise_around_f
+from ..models.collapsed import CollapsedModel
+from ..training.starts import first_lengthscales, is_noise_around_f
+
+Array = npt.NDArray[Any]
 
 KERNELS: dict[str, Any] = {
     "matern12": gpflow.kernels.Matern12,
@@ -32,8 +36,15 @@ DEGREES_OF_FREEDOM = 4.0
 """Of the Student-t likelihood: heavy tails with a variance."""
 
 
-def make_kernel(kernel: Any, num_columns: int) -> Kernel:
-    """A kernel of an estimator's own: a copy of the user's, or one by its name."""
+def moments_of(model: Any, X: Array) -> tuple[Array, Array]:
+    """Mean and variance of f at new rows, ``[N, L]`` each."""
+    found = model.predict_f_on_arrays(X) if isinstance(model, CollapsedModel) else None
+    mean, variance = model.predict_f(X) if found is None else found
+    return np.asarray(mean), np.asarray(variance)
+
+
+def make_kernel(kernel: Any, X: Array, variance: float = 1.0) -> Kernel:
+    """A kernel of an estimator's own: a copy of the user's, or one by its name at the scale of the data."""
     if isinstance(kernel, Kernel):
         return copy.deepcopy(kernel)
     name, is_ard = (
@@ -47,8 +58,7 @@ def make_kernel(kernel: Any, num_columns: int) -> Kernel:
             f"kernel must be a GPflow kernel or one of {names}, with {ARD!r} behind it for a lengthscale "
             f"for every column; found {kernel!r}."
         )
-    lengthscales = np.ones(num_columns) if is_ard else 1.0
-    return KERNELS[name](lengthscales=lengthscales)
+    return KERNELS[name](variance=variance, lengthscales=first_lengthscales(X, int(is_ard)))
 
 
 def _heteroskedastic() -> Likelihood:

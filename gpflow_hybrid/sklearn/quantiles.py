@@ -16,7 +16,7 @@ from .. import tuning
 from ..errors import InvalidDataError
 from ..integration import HyperparameterPosterior
 from ..likelihoods.densities import density_of
-from .parts import has_log_link
+from .parts import has_log_link, moments_of
 
 Array = npt.NDArray[Any]
 Distribution = Callable[[Array, Array], Callable[[Array], Array]]
@@ -74,7 +74,7 @@ def predictive_quantiles(model: Any, X: Array, quantiles: Any) -> Array:
 
 
 def _setting(model: Any, X: Array, weight: float = 1.0) -> _Setting:
-    mean, variance = (np.asarray(x) for x in model.predict_f(X))
+    mean, variance = moments_of(model, X)
     return _Setting(weight, mean, variance, _distribution_of(model.likelihood))
 
 

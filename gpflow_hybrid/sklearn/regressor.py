@@ -9,8 +9,9 @@ import numpy.typing as npt
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import validate_data
 
+from ..training.starts import start_from_data
 from .base import HybridGP
-from .parts import has_log_link, is_shifted_with_f, make_likelihood
+from .parts import has_log_link, is_shifted_with_f, make_kernel, make_likelihood
 from .quantiles import predictive_quantiles
 
 Array = npt.NDArray[Any]
@@ -66,12 +67,18 @@ class HybridGPRegressor(RegressorMixin, HybridGP):
         around = np.log(np.mean(y)) if has_log_link(likelihood) and np.mean(y) > 0.0 else None
         Y = ((y - self.y_offset_) / self.y_scale_)[:, None]
         #: the GPflow model, of scaled inputs and observations
-        self.model_, self.fit_result_ = self._train(self._scaled(X), Y, likelihood, seed, around)
+        X = self._scaled(X)
+        kernel = make_kernel(self.kernel, X)
+        self.model_, self.fit_result_ = self._train(X, Y, kernel, likelihood, seed, around)
         #: the learning objective, an estimate of log p(y); exact for a Gaussian likelihood
         #: of the model class where hyperparameters are integrated out
         evidence = self._log_evidence(self.fit_result_)
         self.log_marginal_likelihood_value_ = evidence - len(y) * np.log(self.y_scale_)
         return self
+
+    def _start(self, model: Any, X: Array, Y: Array) -> None:
+        if isinstance(self.kernel, str):
+            start_from_data(model, X, Y)
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The mean of y at new rows, and its standard deviation, noise included, if that is asked for."""

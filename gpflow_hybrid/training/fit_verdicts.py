@@ -10,13 +10,20 @@ import tensorflow as tf
 from gpflow.models import GPModel
 
 from ..inference.options import INDUCING, REPORT, TRAINING
+from ..inference.questions import ratios
+from ..inference.servers import answers_on_arrays
+from ..likelihoods.densities import values_of
+from ..likelihoods.on_arrays import Observations
 from ..likelihoods.ratios import log_expected_ratio
+from ..linalg.threads import host_arithmetic
 from ..models import CollapsedModel, CVIModel, SparseCVIModel
 from ..objectives import power_of
 
 LITTLE = 1.0
 """Nats by which an objective must exceed that of independent data: less is no evidence for a kernel
 with parameters of its own."""
+
+WHOLE_RATIOS = ratios(1.0)
 
 MAX_ROWS = 10_000
 """Rows from which the objective of independent data is found where it is a sum over rows."""
@@ -71,12 +78,18 @@ def assessment_of(
 def _independent(model: GPModel, X: Any, Y: Any, num_rows: int) -> float:
     """``Σ log ∫ N(f; μ₀ₙ, kₙₙ) p(yₙ|f) df``, from some of so many rows."""
     rows = np.linspace(0, len(X) - 1, min(len(X), MAX_ROWS)).astype(int)
+    host = answers_on_arrays([WHOLE_RATIOS], model.likelihood)
     inputs, observed = tf.convert_to_tensor(X[rows]), tf.convert_to_tensor(Y[rows])
     variance = model.kernel(inputs, full_cov=False)
     if variance.shape.rank == 1:
         variance = tf.repeat(variance[:, None], model.num_latent_gps, 1)
     mean = model.mean_function(inputs) + tf.zeros_like(variance)
     nothing = tf.zeros_like(mean)
+    if host is not None:
+        data = Observations(X[rows], Y[rows], values_of(model.likelihood))
+        arrays = (x.numpy() for x in (mean, variance, nothing, nothing))
+        with host_arithmetic(0):
+            return num_rows / len(rows) * float(host[WHOLE_RATIOS](data, *arrays).value)
     at = (inputs, mean, variance, observed, nothing, nothing)
     densities = log_expected_ratio(model.likelihood, *at, 1.0)
     return num_rows * float(tf.reduce_mean(densities))

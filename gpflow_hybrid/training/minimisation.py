@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import gpflow
@@ -111,7 +111,7 @@ class Minimisation:
         callback: Callback | None = None,
     ) -> None:
         self.variables = tuple(model.trainable_variables)
-        self.trained = trained_parameters(model)
+        self.trained = trained_parameters(model, self.variables)
         self.num_iterations = self.num_evaluations = 0
         self.part_evaluations = 0.0
         """Of losses of parts of the rows, in units of such of all."""
@@ -162,8 +162,9 @@ class Minimisation:
 
     def move_to(self, x: Array) -> None:
         """Set them."""
-        values = self._optimizer.unpack_tensors(self.variables, tf.constant(x))
-        self._optimizer.assign_tensors(self.variables, values)
+        if not np.array_equal(x, self.position()):
+            values = self._optimizer.unpack_tensors(self.variables, tf.constant(x))
+            self._optimizer.assign_tensors(self.variables, values)
         if self._optimizer.loss is not None:
             self._optimizer.loss.leave_sites()
 
@@ -271,9 +272,9 @@ def loss_closure(model: Any, data: Any) -> Callable[[], Any]:
     return closure
 
 
-def trained_parameters(model: GPModel) -> dict[str, Any]:
-    """Parameters whose variables are trained, by GPflow's path."""
-    trained = {id(v) for v in model.trainable_variables}
+def trained_parameters(model: GPModel, variables: Iterable[tf.Variable]) -> dict[str, Any]:
+    """Parameters of these variables, by GPflow's path."""
+    trained = {id(v) for v in variables}
     return {
         path: parameter
         for path, parameter in parameter_dict(model).items()

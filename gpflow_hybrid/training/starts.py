@@ -30,14 +30,14 @@ def start_from_data(model: GPModel, X: FloatArray, Y: FloatArray) -> None:
     median distance times √D, so that the median of scaled distances is about one either way. Variances are
     one, or that of Y where the likelihood is a noise around f, whose own variance is then a tenth of it.
     """
-    rows = X[np.linspace(0, len(X) - 1, min(len(X), MAX_ROWS)).astype(int)]
     noise = model.likelihood
     is_noise = is_noise_around_f(noise)
     spread = float(np.var(Y)) if is_noise and np.var(Y) > 0.0 else 1.0
     for part in _parts(model.kernel):
         if isinstance(part, gpflow.kernels.Stationary):
-            columns = np.asarray(part.slice(rows, None)[0], np.float64)
-            _assign(part.lengthscales, lengthscales(columns, np.ndim(part.lengthscales.numpy())))
+            columns = np.asarray(part.slice(X, None)[0], np.float64)
+            rank = np.ndim(part.lengthscales.numpy())
+            _assign(part.lengthscales, first_lengthscales(columns, rank))
             _assign(part.variance, spread)
     if is_noise:
         for name, value in (("variance", 0.1 * spread), ("scale", np.sqrt(0.1 * spread))):
@@ -47,6 +47,11 @@ def start_from_data(model: GPModel, X: FloatArray, Y: FloatArray) -> None:
 def is_noise_around_f(likelihood: Likelihood) -> bool:
     """Whether y is f with a noise of constant width, in the units of y."""
     return isinstance(likelihood, (gpflow.likelihoods.Gaussian, gpflow.likelihoods.StudentT))
+
+
+def first_lengthscales(X: FloatArray, rank: int) -> Any:
+    """:func:`lengthscales` of rows evenly spread."""
+    return lengthscales(X[np.linspace(0, len(X) - 1, min(len(X), MAX_ROWS)).astype(int)], rank)
 
 
 def lengthscales(X: FloatArray, rank: int) -> Any:
