@@ -15,7 +15,7 @@ from gpflow.models import GPModel
 
 from ..errors import GPflowHybridError, InvalidDataError
 from ..priors.protocol import Array
-from .sources import DIFFERENT_CHUNKS, aligned, with_equal_parts, with_own_keys
+from .sources import aligned, check_chunk, with_equal_parts, with_own_keys
 from .workers import require_dask
 
 
@@ -111,8 +111,7 @@ def _predict(
     predict: Callable[..., Any] = getattr(kept["model"], method)
     try:
         if Y is not None:
-            if len(X) != len(Y):
-                raise InvalidDataError(DIFFERENT_CHUNKS.format(len(X), len(Y)))
+            check_chunk(len(X), len(Y))
             return (np.asarray(predict((X, Y))),)
         return tuple(tf.convert_to_tensor(x).numpy() for x in predict(X))
     except GPflowHybridError as error:

@@ -14,7 +14,7 @@ from ..rows import DataRows, ModelParts, Pair
 from ..validation import is_integer
 from . import shard as tasks
 from .holding import ClusterEvent, Holding
-from .sources import DIFFERENT_CHUNKS, Source, sources_of
+from .sources import Source, check_chunk, sources_of
 from .workers import check_client, require_workers
 
 FAN_IN = 8
@@ -49,9 +49,8 @@ class ShardedRows(DataRows):
 
     def _describe(self, shapes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> None:
         widths = {(x[1], y[1]) for x, y in shapes}
-        differing = [(x[0], y[0]) for x, y in shapes if x[0] != y[0]]
-        if differing:
-            raise InvalidDataError(DIFFERENT_CHUNKS.format(*differing[0]))
+        for x, y in shapes:
+            check_chunk(x[0], y[0])
         if len(widths) > 1:
             raise InvalidDataError(
                 f"X and Y must have the same columns in every chunk; found {sorted(widths)}."

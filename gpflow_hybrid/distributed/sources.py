@@ -24,11 +24,6 @@ SMALL_SHARD_BYTES = 2**23
 SHARDS_PER_THREAD = 4
 """but into no more than so many for this reason: each is a task of every sum."""
 
-DIFFERENT_CHUNKS = (
-    "X and Y must have the same number of rows in every chunk; found {} and {}. Take both from one "
-    "DataFrame or array."
-)
-
 UNEVEN = 1.25
 """Part by which the largest shard may exceed the mean before known chunks are cut anew."""
 
@@ -117,9 +112,17 @@ def _side_by_side(X: Any, Y: Any) -> Any:
     """Two tables as one, without their indices."""
     import pandas
 
-    if len(X) != len(Y):
-        raise InvalidDataError(DIFFERENT_CHUNKS.format(len(X), len(Y)))
+    check_chunk(len(X), len(Y))
     return pandas.concat([x.reset_index(drop=True) for x in (X, Y)], axis=1)
+
+
+def check_chunk(num_X: int, num_Y: int) -> None:
+    """Refuse a chunk with different numbers of rows."""
+    if num_X != num_Y:
+        raise InvalidDataError(
+            f"X and Y must have the same number of rows in every chunk; found {num_X} and {num_Y}. Take "
+            "both from one DataFrame or array."
+        )
 
 
 def with_own_keys(value: Any) -> Any:
