@@ -76,6 +76,8 @@ def new_inputs(value: Any, num_columns: int | None = None, name: str = "Xnew") -
         raise InvalidDataError(
             f"{name} must have the {num_columns} column(s) of the model's data; found {found}."
         )
+    if tf.executing_eagerly():
+        check_finite(name, X)
     return X
 
 
@@ -90,6 +92,11 @@ def new_data(data: Any, likelihood: Likelihood, num_columns: int | None) -> Regr
         raise InvalidDataError(
             f"Y must have two dimensions, [N, P]; found shape {Y.shape}. Pass Y.reshape(-1, 1) if it "
             "is one column."
+        )
+    num_X, num_Y = X.shape[-2], None if rank is None else Y.shape[-2]
+    if None not in (num_X, num_Y) and num_X != num_Y:
+        raise InvalidDataError(
+            f"X and Y must have the same number of rows; found {num_X} and {num_Y}."
         )
     known = tf.convert_to_tensor(Y) if tf.executing_eagerly() else tf.get_static_value(Y)
     if known is None:  # inside a graph; XLA leaves the assertion out, and checks nothing
@@ -141,9 +148,9 @@ def check_finite(name: str, value: Any) -> None:
     array = value if isinstance(value, np.ndarray) else np.asarray(tf.convert_to_tensor(value))
     bad: Any = np.argwhere(~np.isfinite(array)) if array.dtype.kind == "f" else []
     if len(bad):
-        row, column = bad[0]
+        *_, row, column = bad[0]  # of a batch of inputs, its own
         raise InvalidDataError(
-            f"{name} must be finite; found {array[row, column]} at row {row}, column {column} "
+            f"{name} must be finite; found {array[tuple(bad[0])]} at row {row}, column {column} "
             f"({len(bad)} such value{'s' if len(bad) > 1 else ''} in all). Remove or impute them."
         )
 

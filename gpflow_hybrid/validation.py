@@ -120,6 +120,20 @@ def count_latent_gps(
     return next(iter(sources.values()))
 
 
+def check_outputs(num_outputs: int, likelihood: Likelihood, num_latent_gps: int) -> None:
+    """Refuse observations that have not as many columns as the likelihood and the latents ask for."""
+    expected, reason = None, type(likelihood).__name__
+    if likelihood.latent_dim is not None:
+        expected = likelihood.observation_dim
+    elif isinstance(likelihood, ScalarLikelihood):
+        expected = num_latent_gps + isinstance(likelihood, SwitchedLikelihood)
+        reason += f" and num_latent_gps={num_latent_gps}"
+    if expected is not None and expected != num_outputs:
+        raise InvalidDataError(
+            f"Y must have {expected} column(s) for {reason}; found {num_outputs}."
+        )
+
+
 def is_integer(value: Any) -> bool:
     """Whether it is a whole number by its type; True and False are none."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)

@@ -127,7 +127,11 @@ def evaluate(prior: Prior, sites: SiteValues, q: Marginals) -> Iteration[JointEv
 
 
 def _full_step(prior: Prior, at: JointEvaluation) -> tuple[SiteValues, Marginals]:
-    """Newton's step: the sites ``(Wm + ℓ', W)`` and their posterior, with ``W₊`` if W is not valid."""
+    """Newton's step: the sites ``(Wm + ℓ', W)`` and their posterior, with ``|W|`` if W is not valid.
+
+    Not with ``W₊``: on the flank of a narrow peak, where ℓ is convex and steep, the step would be as long
+    as the prior is wide, and would have to be shortened to nothing.
+    """
 
     def target(W: Array) -> tuple[SiteValues, Marginals]:
         sites = SiteValues(W * at.q.mean + at.at_mean.first, W)
@@ -135,8 +139,8 @@ def _full_step(prior: Prior, at: JointEvaluation) -> tuple[SiteValues, Marginals
 
     W = -at.at_mean.second
     sites, q = target(W)
-    # K⁻¹ + W₊ is positive definite: an ascent direction of ψ, whatever the likelihood.
-    return (sites, q) if is_valid(q) else target(np.maximum(W, 0.0))
+    # K⁻¹ + |W| is positive definite: an ascent direction of ψ, whatever the likelihood.
+    return (sites, q) if is_valid(q) else target(np.abs(W))
 
 
 def find_mode(

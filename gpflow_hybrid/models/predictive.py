@@ -16,7 +16,7 @@ from ..forks import refuse_forked
 from ..inputs import new_data, new_inputs
 from ..likelihoods import predictions
 from ..memory import check_covariance
-from ..validation import require_finite
+from ..validation import check_outputs, require_finite
 
 
 class PredictiveModel(GPModel):
@@ -108,6 +108,8 @@ class PredictiveModel(GPModel):
         flags = {"full_cov": full_cov, "full_output_cov": full_output_cov}
         assert_params_false(self.predict_log_density, **flags)
         X, Y = new_data(data, self.likelihood, self._num_inputs())
+        if Y.shape[-1] is not None:
+            check_outputs(Y.shape[-1], self.likelihood, self.num_latent_gps)
         F = self.predict_f(X)
 
         def of_rows(X: tf.Tensor, mean: Any, variance: Any, Y: Any) -> tuple[tf.Tensor]:

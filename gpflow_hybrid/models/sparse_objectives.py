@@ -20,9 +20,10 @@ from ..posteriors import no_cavity
 from ..priors.inducing import InducingPrior
 from ..rows import DataRows, ModelParts, are_constant, rows_of
 from ..stand_ins import floating_variables
+from ..validation import check_outputs
 from .collapsed import with_gradients
 from .sparse_base import SparseSiteModel
-from .sparse_validation import check_enough, check_outputs, check_rows, check_width
+from .sparse_validation import check_enough, check_rows, check_width
 
 ArrayGradients = Callable[[], list[Any]]
 """Derivatives in the hyperparameters, when they are asked for."""

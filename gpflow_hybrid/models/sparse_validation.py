@@ -14,7 +14,7 @@ from gpflow.inducing_variables import (
     SharedIndependentInducingVariables,
 )
 from gpflow.kernels import Kernel, MultioutputKernel
-from gpflow.likelihoods import Likelihood, ScalarLikelihood, SwitchedLikelihood
+from gpflow.likelihoods import Likelihood
 from gpflow.mean_functions import MeanFunction
 from gpflow.models.util import InducingVariablesLike, inducingpoint_wrapper
 
@@ -121,20 +121,6 @@ def check_enough(num_rows: int, num_inducing: int) -> None:
             f"inducing_variable must have at most as many points as there are data ({num_rows}); found "
             f"{num_inducing}. Use fewer, gpflow_hybrid.inducing_points(X, M), or CVIModel for few data; "
             "for a batch build the model with num_data."
-        )
-
-
-def check_outputs(num_outputs: int, likelihood: Likelihood, num_latent_gps: int) -> None:
-    """Refuse observations that have not as many columns as the likelihood and the latents ask for."""
-    expected, reason = None, type(likelihood).__name__
-    if likelihood.latent_dim is not None:
-        expected = likelihood.observation_dim
-    elif isinstance(likelihood, ScalarLikelihood):
-        expected = num_latent_gps + isinstance(likelihood, SwitchedLikelihood)
-        reason += f" and num_latent_gps={num_latent_gps}"
-    if expected is not None and expected != num_outputs:
-        raise InvalidDataError(
-            f"Y must have {expected} column(s) for {reason}; found {num_outputs}."
         )
 
 

@@ -230,6 +230,19 @@ def test_line_search_reaches_a_mode_of_a_heavy_tailed_posterior(
     assert result.num_negative_sites == np.sum(curvature > 0.0) > 0
 
 
+@pytest.mark.parametrize("variance", [1.0, 2.8, 3.4])
+def test_narrow_peaks_are_found_from_their_flanks(variance: float) -> None:
+    """A noise of 3e-5: on a flank of its peak the log density is steep and convex, and so narrow that no
+    step of the prior's size can be shortened to it."""
+    rng = np.random.default_rng(0)
+    X = np.linspace(-2.0, 2.0, N)[:, None]
+    Y = 2.0 * np.sign(X) + 0.3 * rng.normal(size=X.shape)
+    likelihood = gpflow.likelihoods.StudentT(scale=3e-5, df=4.0)
+    kernel = gpflow.kernels.Matern52(variance=variance, lengthscales=0.5)
+    model = gh.LaplaceModel((X, Y), kernel, likelihood)
+    assert model.infer().converged
+
+
 def test_huge_counts_from_cold() -> None:
     # A full step from f = 0 asks for exp(9000).
     model = make_model("poisson")

@@ -159,6 +159,32 @@ def test_inputs_of_another_shape_are_refused_in_words(make: Any) -> None:
         model.predict_log_density((X, Y[:, 0]))
 
 
+@both
+def test_what_would_be_broadcast_into_other_scores_is_refused(make: Any) -> None:
+    """A label for all inputs, an input for all labels, and the sum of two columns of labels."""
+    model = make()
+    for data in ((X, Y[:1]), (X[:1], Y), (X, Y[:-1]), (tf.Variable(X), tf.Variable(Y[:1]))):
+        with pytest.raises(gh.InvalidDataError, match="X and Y must have the same number of rows"):
+            model.predict_log_density(data)
+    with pytest.raises(gh.InvalidDataError, match=r"Y must have 1 column\(s\).*found 2"):
+        model.predict_log_density((X, np.hstack([Y, Y])))
+
+
+@both
+def test_new_inputs_that_are_not_finite_are_refused_by_name(make: Any) -> None:
+    model = make()
+    for value in (np.nan, np.inf):
+        new = np.stack([X, X])
+        new[1, 3, 1] = value
+        for method in ("predict_f", "predict_y", "predict_f_samples"):
+            with pytest.raises(gh.InvalidDataError, match="Xnew must be finite.* row 3, column 1"):
+                getattr(model, method)(new[1])
+        with pytest.raises(gh.InvalidDataError, match="X must be finite.* row 3, column 1"):
+            model.predict_log_density((new[1], Y))
+        with pytest.raises(gh.InvalidDataError, match="Xnew must be finite.* row 3, column 1"):
+            model.predict_f(new)
+
+
 # Softmax
 
 
