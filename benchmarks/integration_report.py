@@ -15,6 +15,9 @@ TITLES = {"elbo": "ELBO", "ep_like": "EP-like", "ep": "EP"}
 MANY = 3
 """Training sets from which a difference has an error."""
 
+MOST_ROWS, ASKED_COST = 600, 15
+"""Up to so many rows an integration is to cost no more than so many fits."""
+
 INTRODUCTION = """# Hyperparameters: optimised, integrated
 
 `python -m benchmarks.integration run` and `report`. Mean test log density, in nats per datum.
@@ -100,7 +103,20 @@ def _summary(records: list[Record]) -> str:
     return (
         f"## In all\n\nOf {len(groups)} rows integration {counts}. Of {len(records)} single training sets "
         f"and objectives it was better in {100.0 * better:.0f} %; mean difference {np.mean(found):+.4f}. "
-        f"{failed} integrations did not converge within their evaluations.\n"
+        f"{failed} integrations did not converge within their evaluations. {_cost(records)}\n"
+    )
+
+
+def _cost(records: list[Record]) -> str:
+    """Of small training sets, and how often it is above what was asked for."""
+    small = [r for r in records if r["num_rows"] <= MOST_ROWS]
+    if not small:
+        return ""
+    ratios = np.array([r["integrated"]["seconds"] / r["optimised"]["seconds"] for r in small])
+    above = f"{np.sum(ratios > ASKED_COST)} of {len(ratios)}"
+    return (
+        f"Up to {MOST_ROWS} rows an integration cost {np.median(ratios):.1f} fits in the median, "
+        f"{np.quantile(ratios, 0.9):.1f} at the 90 % quantile, and more than {ASKED_COST} in {above}."
     )
 
 

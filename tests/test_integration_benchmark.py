@@ -56,6 +56,9 @@ def test_the_report_has_costs_and_says_what_is_missing() -> None:
     )
     assert "| 4.5 (4.5) | 4.0 (4.0) |" in text
     assert f"3 of {len(integration.cases())} training sets" in text
+    assert (
+        "cost 4.5 fits in the median, 4.5 at the 90 % quantile, and more than 15 in 0 of 3." in text
+    )
 
 
 def test_every_case_is_there_once_and_first_seeds_come_first() -> None:

@@ -15,8 +15,9 @@ import gpflow_hybrid as gh
 from gpflow_hybrid.integration.coordinates import Coordinate, CoordinatePrior
 from gpflow_hybrid.integration.problems import prepare
 from gpflow_hybrid.integration.scales import Flat
+from gpflow_hybrid.priors.stationary import StationaryMatrix
 from gpflow_hybrid.sites import SiteValues
-from tests.integration.cases import labels
+from tests.integration.cases import classifier, labels
 
 TFB, TFD = tfp.bijectors, tfp.distributions
 
@@ -89,3 +90,20 @@ def test_nodes_are_those_of_the_model(likelihood: str, bijector: Any) -> None:
         np.testing.assert_allclose(
             node.log_predictive, movable.model.predict_log_density(labels()), atol=1e-8
         )
+
+
+def test_a_setting_of_a_lattice_needs_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    pulled = []
+    pull_back = StationaryMatrix.pull_back
+
+    def counted(self: StationaryMatrix, *arguments: Any) -> Any:
+        pulled.append(1)
+        return pull_back(self, *arguments)
+
+    monkeypatch.setattr(StationaryMatrix, "pull_back", counted)
+    target = prepare(classifier(), None, {}).target()
+    x = target.position()
+    target.node(x)
+    assert not pulled
+    target.density(x)
+    assert len(pulled) == 1
