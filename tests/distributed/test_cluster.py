@@ -292,14 +292,20 @@ def test_nothing_is_traced_again_at_other_hyperparameters(client: Client) -> Non
     assert min(calls.values()) > 0  # workers were asked
 
 
-def test_fit_ends_where_one_process_does(client: Client, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("first_rows", [None, 30])
+def test_fit_ends_where_one_process_does(
+    client: Client, monkeypatch: Any, first_rows: int | None
+) -> None:
     monkeypatch.setattr("gpflow_hybrid.training.fitting.ENOUGH_ROWS", 60)
     X, Y, make = problem(120)
     rows, here, there = gh.distributed.shards(client, X, Y), make(), make()
     for model in (here, there):
         gpflow.set_trainable(model.inducing_variable, False)
-    expected = gh.fit(here, data=(X, Y), start="data", progress=False)
-    found = gh.fit(there, data=rows, start="data", progress=False)
+    given: Any = {"start": "data", "first_rows": first_rows, "progress": False}
+    expected = gh.fit(here, data=(X, Y), **given)
+    found = gh.fit(there, data=rows, **given)
+    assert found.part_evaluations == expected.part_evaluations  # on the same rows
+    assert (found.part_evaluations > 0.0) == (first_rows is not None)
     assert found.status == expected.status == "converged"
     assert found.loss == pytest.approx(expected.loss, rel=EXACT)
     assert found.gain == pytest.approx(
