@@ -55,7 +55,8 @@ def test_two_classes_are_a_probit_model_of_scaled_inputs() -> None:
     np.testing.assert_allclose(estimator.predict_proba(new)[:, 1], expected, atol=1e-3)
     np.testing.assert_allclose(estimator.log_marginal_likelihood_value_, -result.loss, atol=1e-3)
     own = estimator.model_.predict_y((new - X.mean(0)) / X.std(0))[0].numpy()[:, 0]
-    np.testing.assert_allclose(estimator.predict_proba(new)[:, 1], own, rtol=1e-10)
+    # By other routines: on arrays, and by TensorFlow.
+    np.testing.assert_allclose(estimator.predict_proba(new)[:, 1], own, rtol=1e-8)
     assert isinstance(estimator.model_, gh.CVIModel)
     assert set(estimator.predict(new)) <= {"yes", "no"}
     assert list(estimator.classes_) == ["no", "yes"]
