@@ -7,6 +7,7 @@ from typing import Any
 import gpflow
 import numpy as np
 import pytest
+import scipy.optimize
 import tensorflow as tf
 
 import gpflow_hybrid as gh
@@ -55,6 +56,25 @@ def test_the_same_hyperparameters_have_the_same_loss(name: str) -> None:
     model.kernel.variance.assign(1.0)
     model.kernel.lengthscales.assign(1.0)
     assert float(model.training_loss()) == pytest.approx(first, rel=1e-12)
+
+
+def test_where_lbfgs_alone_reports_success_on_a_slope_the_loss_goes_on() -> None:
+    """The one such end of 50 with probit: two steps along a ravine lowered the loss by less than ``ftol``
+    of it. The gradient there is right, and without that test the same start arrives."""
+    rng = np.random.default_rng(campaign.KINDS.index("outlying"))
+    X = campaign.inputs("outlying", rng)
+    Y = CASES["probit_bernoulli"].observe(campaign.signal("outlying", X, rng), rng)
+    loss = build("probit_bernoulli", "ep_like", (X, Y)).loss_on_arrays()
+    x = np.array([1.1989568545, 0.1228949184])
+    value, gradient = loss(x)
+    assert np.abs(gradient).max() > 1.0
+    h = 1e-5
+    slopes = [(loss(x + h * e)[0] - loss(x - h * e)[0]) / (2.0 * h) for e in np.eye(2)]
+    np.testing.assert_allclose(gradient, slopes, rtol=1e-5, atol=1e-5)
+    start, options = np.array([-3.9511714780, -0.0361269513]), {"ftol": 0.0}
+    end = scipy.optimize.minimize(loss, start, jac=True, method="L-BFGS-B", options=options)
+    assert np.abs(end.jac).max() < campaign.STEEP
+    assert end.fun < value - 2.0
 
 
 @pytest.mark.parametrize("name", CASES)
