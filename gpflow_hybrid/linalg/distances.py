@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from . import lapack
 from .host import call_on_host
+from .symmetric import clear_above, mirror, row_blocks
 from .workspace import empty_matrix
 
 
@@ -17,16 +18,16 @@ def distances_of_rows(X: Any) -> Any:
     """``‖xᵢ − xⱼ‖² = xᵢᵀxᵢ + xⱼᵀxⱼ − 2 xᵢᵀxⱼ``, never negative, zero on the diagonal."""
     n = len(X)
     D = empty_matrix(n, X.dtype)
-    lapack.clear_above(D)
+    clear_above(D)
     lapack.blas_function("syrk", X)(-2.0, X.T, trans=1, beta=0.0, c=D.T, lower=0, overwrite_c=1)
     squares = -0.5 * D.diagonal()
-    for rows in lapack.row_blocks(n):
+    for rows in row_blocks(n):
         part = D[rows, : rows.stop]
         part += squares[: rows.stop]
         part += squares[rows, None]
         np.maximum(part, 0.0, out=part)
     D.flat[:: n + 1] = 0.0
-    lapack.mirror(D)
+    mirror(D)
     return D
 
 

@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.linalg import get_blas_funcs, get_lapack_funcs
 
-from ..tuning import BLOCK_ROWS as BLOCK
 from ..tuning import COLUMN_CHUNK, RANK_CHUNK
+from .symmetric import clear_above, mirror, row_blocks
 from .workspace import empty_matrix
 
 Array = npt.NDArray[Any]
@@ -32,8 +32,6 @@ WEAK = 1e-6
 
 WEAK_COVARIANCE = 1e-8
 """The same for covariances between such sites. Whatever is made of those is weighted by the sites."""
-
-_BELOW = np.tri(BLOCK, dtype=bool)
 
 
 class HostPosterior(NamedTuple):
@@ -155,32 +153,10 @@ def explained_variance(cross: Array, lambda_2: Array, chol_inverse: Array) -> Ar
     return np.einsum("ij,ij->i", whitened, whitened)
 
 
-def clear_above(A: Array) -> None:
-    """Zero what rows of blocks reach above the diagonal: fresh memory can hold anything."""
-    for rows in row_blocks(len(A)):
-        block = A[rows, rows]
-        block[~_BELOW[: len(block), : len(block)]] = 0.0
-
-
-def mirror(A: Array) -> None:
-    """Copy what is below the diagonal above it."""
-    n = len(A)
-    for rows in row_blocks(n):
-        A[: rows.start, rows] = A[rows, : rows.start].T
-        block = A[rows, rows]
-        size = len(block)
-        block[...] = np.where(_BELOW[:size, :size], block, block.T)
-
-
 def symmetric_product(A: Array, x: Array) -> Array:
     """``A x``. By SciPy's BLAS, as everything here: NumPy's has threads of its own, and those of the two
     would wait for each other's cores."""
     return blas_function("symv", A)(1.0, A.T, x, lower=0)
-
-
-def row_blocks(n: int) -> Iterator[slice]:
-    """All rows, in blocks."""
-    return (slice(i, min(i + BLOCK, n)) for i in range(0, n, BLOCK))
 
 
 def _site_matrix(K: Array, scale: Array, B: Array) -> Array:

@@ -12,7 +12,8 @@ from scipy.linalg import get_blas_funcs, get_lapack_funcs
 
 from .. import tuning
 from ..linalg import Marginals, lapack
-from ..linalg.lapack import mirror, row_blocks, symmetric_product
+from ..linalg.lapack import symmetric_product
+from ..linalg.symmetric import mirror, row_blocks
 from ..linalg.workspace import Workspace, leave_workspace, take_workspace
 from ..sites import SiteValues
 from .protocol import Array, Posterior, Solver

@@ -27,7 +27,7 @@ from .. import tuning
 from ..array_parameters import value_of
 from ..covariances import latent_kernels
 from ..linalg.distances import distances_of_rows
-from ..linalg.lapack import mirror, row_blocks
+from ..linalg.symmetric import mirror, row_blocks
 from .protocol import Array
 
 Profile = Callable[[Array], tuple[Array, Array]]
