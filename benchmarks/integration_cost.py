@@ -1,4 +1,4 @@
-"""What an integration costs, in fits: whole runs of both on one fold, in turn; seconds of the processor.
+"""What an integration costs, in fits: whole runs of both on one fold, alternately, processor seconds.
 
 python -m benchmarks.integration_cost sonar ionosphere diabetes
 """

@@ -53,8 +53,12 @@ def test_gpflows_sampling_helper_in_a_compiled_chain() -> None:
     np.testing.assert_allclose(log_density[-1], model.log_posterior_density() + jacobian, atol=1e-6)
 
 
-# While the step size is adapted, a chain may try hyperparameters at which the EP-like value does not exist.
+# While the step size is adapted, a chain may try hyperparameters at which the EP-like value does not exist,
+# or so far out that inference does not end.
 @pytest.mark.filterwarnings("ignore:A cavity does not exist:gpflow_hybrid.ConvergenceWarning")
+@pytest.mark.filterwarnings(
+    "ignore:Inference inside the training loss:gpflow_hybrid.ConvergenceWarning"
+)
 @pytest.mark.slow
 def test_chains_of_a_classifier_agree_with_the_lattice() -> None:
     lattice = gh.integrate_hyperparameters(classifier())
