@@ -33,8 +33,11 @@ def first_sites(likelihood: Likelihood, Y: tf.Tensor, like: tf.Tensor) -> SiteVa
         one = tf.ones_like(like)
         return SiteValues(2.0 * tf.one_hot(labels, like.shape[-1], dtype=like.dtype) - one, one)
     if type(likelihood) is Bernoulli and Y.shape[-1] == like.shape[-1]:
-        at = point_derivatives(likelihood, Y, Y, tf.zeros_like(like)[None], True)  # no X in it
-        return SiteValues(at.first[0], -at.second[0][0])
+        labels = tf.constant([[0.0], [1.0]], like.dtype)
+        at = point_derivatives(likelihood, labels, labels, tf.zeros_like(labels)[None], True)
+        code = tf.cast(Y, tf.int32)
+        lambda_1, lambda_2 = at.first[0, :, 0], -at.second[0][0, :, 0]
+        return SiteValues(tf.gather(lambda_1, code), tf.gather(lambda_2, code))
     if type(likelihood) is StudentT and Y.shape[-1] == like.shape[-1]:
         scale = tf.cast(likelihood.scale, like.dtype)
         lambda_2 = (likelihood.df + 1.0) / (likelihood.df * scale * scale) * tf.ones_like(like)

@@ -65,8 +65,8 @@ def test_chunk_that_cannot_be_predicted_is_named(client: Client) -> None:
     bad = X.copy()
     bad[47, 1] = np.nan
     mean, _ = gh.distributed.predict_f(model, da.from_array(bad, chunks=(20, 2)))
-    words = "Chunk 2 of the rows, counted from its first: .* first at row 7:"
-    with pytest.raises(gh.NonFiniteError, match=words):
+    words = "Chunk 2 of the rows, counted from its first: .* found nan at row 7,"
+    with pytest.raises(gh.InvalidDataError, match=words):
         client.compute(mean).result()
     both = da.from_array(np.hstack([X, Y]), chunks=(30, 3))
     Xs, Ys = both[both[:, 0] > 0.0][:, :2], both[both[:, 0] < 0.0][:, 2:]  # 13 and 17 of the first
