@@ -23,7 +23,7 @@ from gpflow.utilities import assert_params_false
 from .batches import in_batches
 from .covariances import covariance, prior_mean, variance
 from .errors import InvalidPosteriorError, NonFiniteError, in_short
-from .linalg import factorise, matvec, offset_sites, posterior_from_factors
+from .linalg import factorise, matvec, offset_sites, weights_from_factors
 from .sites import Sites, SiteValues
 
 __all__ = ["SitePosterior"]
@@ -127,8 +127,7 @@ class SitePosterior(AbstractPosterior):
         mean = prior_mean(self.mean_function, self.X_data, self.num_latent_gps)
         r, lam = offset_sites(mean, lambda_1, lambda_2)
         factors = factorise(K, lam)
-        shift = posterior_from_factors(K, factors, r, lam).shift
-        beta = r - lam * shift  # (I + ΛK)⁻¹ r = r − ΛΣr
+        beta = weights_from_factors(K, factors, r, lam)
         if not tf.executing_eagerly():
             tf.debugging.assert_all_finite(beta, NO_VALID_Q)
         elif not np.isfinite(beta).all():

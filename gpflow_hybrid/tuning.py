@@ -9,8 +9,8 @@ changes a result by more than rounding.
 from __future__ import annotations
 
 FEW_DATA = 300
-"""Up to here a Newton system is factorised and its curvature is exact: iterations and rough curvature cost
-more than they save. Above, kernel matrices are evaluated and differentiated without intermediate ones."""
+"""Up to here a Newton system is factorised: iterations cost more than they save. Above, kernel matrices are
+evaluated and differentiated without intermediate ones."""
 
 DIRECTIONS = 3000
 """At most so many strong directions of a coupled Newton system are factorised."""

@@ -148,11 +148,10 @@ def newton_system(
 ) -> Iteration[NewtonSystem]:
     """The Newton system at an evaluated λ, without damping.
 
-    :param rough: a curvature to three digits will do, where that is cheaper.
+    :param rough: a curvature to three digits will do, from likelihoods that have one.
     """
     g2 = -2.0 * at.E.variance
-    is_rough = rough
-    question = ROUGH_CURVATURE if is_rough else CURVATURE
+    question = ROUGH_CURVATURE if rough else CURVATURE
     curvature = yield question(at.q.mean, at.q.variance, g2)
     return NewtonSystem(at.posterior.covariance(for_adjoint=for_adjoint), curvature, g2.T)
 

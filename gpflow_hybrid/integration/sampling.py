@@ -73,7 +73,7 @@ def sample(
     smallest = float(np.min(report.effective_sample_size))
     rng = np.random.default_rng(seed)
     evidence, error = bridge_sampling(
-        flat, chains.log_density.reshape(-1), lambda v: target.density(v)[0], smallest, rng
+        flat, chains.log_density.reshape(-1), target.log_density, smallest, rng
     )
     # By time, then by chain: an even thinning has all chains.
     rows = np.unique(np.linspace(0, len(flat) - 1, min(len(flat), NUM_SETTINGS)).astype(int))

@@ -7,6 +7,7 @@ from .factors import (
     factorise,
     matvec,
     posterior_from_factors,
+    weights_from_factors,
 )
 from .posterior import Marginals, marginals, offset_sites, site_posterior
 
@@ -23,4 +24,5 @@ __all__ = [
     "set_linear_algebra",
     "site_posterior",
     "uses_lapack",
+    "weights_from_factors",
 ]

@@ -108,6 +108,22 @@ def _weights(K: tf.Tensor, factors: SiteFactors, r: tf.Tensor, lambda_2: tf.Tens
     return weak_r + factors.scale * solved
 
 
+def weights_from_factors(
+    K: tf.Tensor, factors: SiteFactors, r: tf.Tensor, lambda_2: tf.Tensor
+) -> tf.Tensor:
+    """``β = (I + ΛK)⁻¹ r``, ``[L, N]``, with which ``k(x, X) β`` is the shift at any x.
+
+    Not as ``r − ΛΣr``, which is a difference of large numbers where sites are precise. With negative sites
+
+        β = β₊ + (I + Λ₊K)⁻¹ Nᵀ chol(C)⁻ᵀ W r = β₊ + (negativeᵀ − S chol⁻ᵀ negative_Vᵀ) W r
+    """
+    Wr = matvec(factors.W, r)
+    across = matvec(factors.negative_V, Wr, True)[..., None]
+    across = tf.squeeze(tf.linalg.triangular_solve(factors.chol, across, adjoint=True), -1)
+    correction = matvec(factors.negative, Wr, True) - factors.scale * across
+    return _weights(K, factors, r, lambda_2) + correction
+
+
 def posterior_from_factors(
     K: tf.Tensor, factors: SiteFactors, r: tf.Tensor, lambda_2: tf.Tensor
 ) -> LatentPosterior:

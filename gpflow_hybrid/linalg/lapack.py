@@ -42,6 +42,7 @@ class HostPosterior(NamedTuple):
     log_normaliser: Array  # []
     chol_inverse: Array  # L⁻¹, zero above its diagonal  [N, N]
     negative: Array  # W, the negative sites' part of Σ = Σ₊ + WᵀW  [k, N]
+    weights: Array  # β₊ = (I + Λ₊K)⁻¹ r  [N]
 
 
 def posterior(K: Array, r: Array, lambda_2: Array, room: Array | None = None) -> HostPosterior:
@@ -56,7 +57,8 @@ def posterior(K: Array, r: Array, lambda_2: Array, room: Array | None = None) ->
     if info != 0:
         return _no_posterior(K, L)
     log_det = 2.0 * np.log(L.diagonal()).sum()
-    shift = symmetric_product(K, _weights(K, scale, L, r, lambda_2))
+    weights = _weights(K, scale, L, r, lambda_2)
+    shift = symmetric_product(K, weights)
     _lapack("trtri", L)(L.T, lower=0, overwrite_c=1)
 
     # v₊ = (1 − diag B⁻¹)/λ₂, or diag(K) − column sums of squares of L⁻¹ S K
@@ -74,7 +76,7 @@ def posterior(K: Array, r: Array, lambda_2: Array, room: Array | None = None) ->
     shift += (W @ r) @ W
     variance += np.einsum("ij,ij->j", W, W)
     log_normaliser = 0.5 * (r @ shift - log_det - log_det_C)
-    return HostPosterior(shift, variance, np.asarray(log_normaliser, K.dtype), L, W)
+    return HostPosterior(shift, variance, np.asarray(log_normaliser, K.dtype), L, W, weights)
 
 
 def covariance(
@@ -266,9 +268,8 @@ def _signed_product(Sigma: Array, lambda_2: Array, v_bar: Array) -> Array:
 def _no_posterior(K: Array, L: Array) -> HostPosterior:
     nothing = np.full(len(K), np.nan, K.dtype)
     L[...] = np.nan
-    return HostPosterior(
-        nothing, nothing.copy(), np.asarray(np.nan, K.dtype), L, np.zeros((0, len(K)))
-    )
+    log_normaliser, W = np.asarray(np.nan, K.dtype), np.zeros((0, len(K)))
+    return HostPosterior(nothing, nothing.copy(), log_normaliser, L, W, nothing.copy())
 
 
 def _lapack(name: str, like: Array) -> Any:

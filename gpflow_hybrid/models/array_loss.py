@@ -98,7 +98,7 @@ class ArrayLoss:
         self.sites = SiteValues(*(x.numpy() for x in model.sites.values))
         """λ*, as arrays, where the loss was last evaluated."""
         self.marginals: Marginals | None = None
-        """Those of q there."""
+        """Those of q there; None if there was no value."""
         with_prior = {id(p): p for p in everything if p.trainable and p.prior is not None}
         self._log_prior = _log_prior_on_arrays(with_prior.values(), variables)
         self._reads_variables = not is_log_concave(model.likelihood)
@@ -117,6 +117,7 @@ class ArrayLoss:
         return self._at(x, False)[0]
 
     def _at(self, x: Array, with_gradient: bool) -> tuple[float, Array]:
+        self.marginals = None
         with np.errstate(all="ignore"):
             values = self._parameters.values(x)
         if not self._are_proper(values):

@@ -45,13 +45,15 @@ def array_predictions(
     # Covariances with some rows at a time: memory does not grow with their number.
     size = max(1, tuning.PREDICTED_ELEMENTS // (L * len(inputs)))
     parts = []
-    with host_arithmetic(len(inputs)):
-        q = prior.posterior(sites)
-        for rows in (Xnew[i : i + size] for i in range(0, len(Xnew), size)):
-            cross = [c.evaluate(rows) for c in crosses]
-            cross = cross * L if len(cross) == 1 else cross
-            parts.append(q.at_new_rows(cross, np.broadcast_to(variance, (len(rows), L))))
-    prior.close()
+    try:
+        with host_arithmetic(len(inputs)):
+            q = prior.posterior(sites)
+            for rows in (Xnew[i : i + size] for i in range(0, len(Xnew), size)):
+                cross = [c.evaluate(rows) for c in crosses]
+                cross = cross * L if len(cross) == 1 else cross
+                parts.append(q.at_new_rows(cross, np.broadcast_to(variance, (len(rows), L))))
+    finally:
+        prior.close()
     mean, variance = (np.concatenate(x) for x in zip(*parts, strict=True))
     if not (np.isfinite(mean).all() and np.isfinite(variance).all()):
         return None

@@ -19,6 +19,7 @@ from ..inference.common import INVALID_START, Method
 from ..inference.options import TRAINING
 from ..inference.remarks import Remarks
 from ..inference.total_gradient import fixed_sites
+from ..inputs import new_inputs
 from ..priors import PriorMoments
 from ..sites import SiteValues
 from ..stand_ins import leaves_of
@@ -98,15 +99,21 @@ class CollapsedModel(InferredModel):
         return array_loss(self, parts)
 
     def predict_f_on_arrays(self, Xnew: Array) -> tuple[Array, Array] | None:
-        """Mean and variance of f at new rows as arrays, without TensorFlow and its gradients; None where a
-        kernel or a mean function is not known on arrays, or a site is negative.
+        """Mean and variance of f at new rows as arrays, without TensorFlow and its gradients.
+
+        None where they are not known so: for kernels that are not stationary ones of GPflow's, mean
+        functions other than zero, negative sites, data in variables or too many to keep their distances,
+        other types than float64, subclasses of the models, and where a result is not finite.
 
         What an estimator asks: :meth:`predict_f` takes longer than the arithmetic of some hundred rows.
         """
         refuse_forked()
         if not type(self).__module__.startswith("gpflow_hybrid."):
             return None  # a subclass may predict otherwise
-        return array_predictions(self, self._site_values, Xnew)
+        rows = new_inputs(Xnew, self._num_inputs())
+        if rows.shape.rank != 2 or len(rows) == 0:
+            return None
+        return array_predictions(self, self._site_values, rows.numpy())
 
     def _infer_and_evaluate(self, variables: list[tf.Variable]) -> tuple[tf.Tensor, Gradients]:
         """The objective at ``λ*``, which is stored, and its gradient when it is asked for."""

@@ -83,7 +83,6 @@ class DensePosterior:
         lambda_1, lambda_2 = sites
         r = np.ascontiguousarray((lambda_1 - lambda_2 * prior.mean).T)
         self.lambda_2 = np.ascontiguousarray(lambda_2.T)
-        self._r = r
         self.parts = [
             lapack.posterior(
                 prior.kernel_matrix(i), r[i], self.lambda_2[i], self._room("factor", slot, i)
@@ -106,9 +105,8 @@ class DensePosterior:
         """
         shift, explained = np.empty_like(variance), np.empty_like(variance)
         for i, (part, k) in enumerate(zip(self.parts, cross, strict=True)):
-            lambda_2 = self.lambda_2[i]
-            shift[:, i] = (self._r[i] - lambda_2 * part.shift) @ k  # (I + ΛK)⁻¹ r = r − ΛΣr
-            explained[:, i] = lapack.explained_variance(k, lambda_2, part.chol_inverse)
+            shift[:, i] = part.weights @ k
+            explained[:, i] = lapack.explained_variance(k, self.lambda_2[i], part.chol_inverse)
         return shift, variance - explained
 
     def _room(self, *name: str | int) -> Array:

@@ -49,7 +49,7 @@ class HybridGPClassifier(ClassifierMixin, HybridGP):
         (:func:`~gpflow_hybrid.integrate_hyperparameters`, with its default priors), instead of their
         optimum: the probability is then ``Σ_k w_k Φ(a_k(x))``, ``model_`` and ``fit_result_`` are a
         :class:`~gpflow_hybrid.HyperparameterPosterior`, and ``log_marginal_likelihood_value_`` is the
-        log evidence ``log ∫ p(y|θ) p(θ) dθ``. It costs ten fits and more.
+        log evidence ``log ∫ p(y|θ) p(θ) dθ``. It costs some three to fifteen fits.
     :param random_state: of these, and of where inducing points are.
 
     There are no weights of rows or of classes: the models do not take any, and ``fit`` has no

@@ -63,17 +63,21 @@ def test_priors_of_coordinates(transform: str, on: PriorOn, kind: str) -> None:
 @pytest.mark.parametrize(
     "bijector", [None, TFB.Exp(), TFB.Sigmoid(np.float64(0.0), np.float64(9.0))]
 )
-@pytest.mark.parametrize("likelihood", ["probit", "bernoulli", "student_t"])
+@pytest.mark.parametrize("likelihood", ["probit", "bernoulli", "student_t", "gaussian", "gamma"])
 def test_nodes_are_those_of_the_model(likelihood: str, bijector: Any) -> None:
     made = {
         "probit": gh.likelihoods.ProbitBernoulli,
         "bernoulli": gpflow.likelihoods.Bernoulli,
         "student_t": gpflow.likelihoods.StudentT,
+        "gaussian": gpflow.likelihoods.Gaussian,
+        "gamma": gpflow.likelihoods.Gamma,
     }[likelihood]()
+    X, Y = labels()
+    data = X, Y + 0.1 * (likelihood == "gamma")
     kernel = gpflow.kernels.Matern52()
     if bijector is not None:
         kernel.lengthscales = gpflow.Parameter(1.0, transform=bijector)
-    model = gh.CVIModel(labels(), kernel, made)
+    model = gh.CVIModel(data, kernel, made)
     problem = prepare(model, None, {})
     target = problem.target()
     rng = np.random.default_rng(0)
@@ -88,7 +92,7 @@ def test_nodes_are_those_of_the_model(likelihood: str, bijector: Any) -> None:
         movable = problem.movable()
         movable.restore(x, SiteValues(*node.sites))
         np.testing.assert_allclose(
-            node.log_predictive, movable.model.predict_log_density(labels()), atol=1e-8
+            node.log_predictive, movable.model.predict_log_density(data), atol=1e-8
         )
 
 

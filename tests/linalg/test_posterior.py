@@ -17,6 +17,7 @@ from gpflow_hybrid.linalg import (
     linear_algebra,
     marginals,
     site_posterior,
+    weights_from_factors,
 )
 from tests import reference
 from tests.linalg.problems import (
@@ -64,6 +65,17 @@ def test_covariance_matches_dense_inverse(signs: str) -> None:
     Sigma = covariance_from_factors(K, factorise(K, tf.transpose(lambda_2)))
     expected = reference.posterior(K, mean, lambda_1, lambda_2).covariance
     np.testing.assert_allclose(Sigma, expected, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("signs", SIGNS)
+def test_weights_match_a_dense_solution(signs: str) -> None:
+    rng = np.random.default_rng(3)
+    K = make_kernels(rng, 6, 2)
+    r = rng.normal(size=(2, 6))
+    lambda_2 = make_sites(rng, K, 2, signs)[2].T
+    found = weights_from_factors(tf.constant(K), factorise(K, lambda_2), r, lambda_2)
+    I_KL = np.eye(6) + lambda_2[:, :, None] * K
+    np.testing.assert_allclose(found, np.linalg.solve(I_KL, r[..., None])[..., 0], rtol=1e-8)
 
 
 def test_zero_sites_give_the_prior() -> None:

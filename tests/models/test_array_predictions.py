@@ -91,3 +91,35 @@ def test_what_is_not_known_on_arrays_is_none() -> None:
     assert model.predict_f_on_arrays(X) is None
     model.sites.assign(gh.sites.SiteValues(np.zeros_like(Y), np.full_like(Y, np.nan)))
     assert model.predict_f_on_arrays(X) is None
+
+
+@pytest.mark.parametrize("variance", [10.0, 1000.0])
+def test_hardly_any_noise_loses_no_digits(variance: float) -> None:
+    """Precise sites: ``r − ΛΣr`` would be a difference of numbers a million times as large."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-3.0, 3.0, size=(150, 1))
+    data, kernel = (X, np.sin(3.0 * X)), K.Matern52(variance=variance, lengthscales=2.0)
+    exact = gpflow.models.GPR(data, kernel, noise_variance=1.1e-6)
+    model = gh.CVIModel(data, kernel, exact.likelihood)
+    precision = np.full_like(X, 1.0 / 1.1e-6)
+    model.sites.assign(gh.sites.SiteValues(precision * data[1], precision))
+    new = np.linspace(-3.5, 3.5, 40)[:, None]
+    mean, _ = exact.predict_f(new)
+    # Both are off by rounding times the condition of K + σ²I, up to 1e11.
+    np.testing.assert_allclose(model.predict_f(new)[0], mean, atol=1e-6)
+    np.testing.assert_allclose(model.posterior().predict_f(new)[0], mean, atol=1e-6)
+    np.testing.assert_allclose(model.predict_f_on_arrays(new)[0], mean, atol=1e-6)
+
+
+def test_inputs_are_those_of_predict_f() -> None:
+    X, Y = labelled()
+    model = gh.CVIModel((X, Y), K.Matern52(), gh.likelihoods.ProbitBernoulli())
+    model.infer()
+    expected = model.predict_f_on_arrays(X[:3])
+    for found, moment in zip(model.predict_f_on_arrays(X[:3].tolist()), expected, strict=True):
+        np.testing.assert_array_equal(found, moment)
+    for wrong in (X[:, :1], np.hstack([X, X])):
+        with pytest.raises(gh.InvalidDataError, match=r"must have the 2 column\(s\)"):
+            model.predict_f_on_arrays(wrong)
+    assert model.predict_f_on_arrays(X[:0]) is None
+    assert model.predict_f_on_arrays(X[None]) is None
