@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -163,10 +163,19 @@ class Sites(Module):
         self._inferred_for.assign(hyperparameters)
         self._is_inferred.assign(True)
 
-    def repeat(self, times: float) -> None:
-        """Multiply what was inferred, which stays that for its hyperparameters."""
-        values = SiteValues(*(times * x for x in self.values))
-        self.store_inferred(values, tf.identity(self._inferred_for))
+    def memory(self) -> Callable[[], None]:
+        """What sets everything here back to what it is now."""
+        variables = self._remembered()
+        values = [tf.identity(v) for v in variables]
+
+        def put_back() -> None:
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
+
+        return put_back
+
+    def _remembered(self) -> list[tf.Variable]:
+        return [*self.variables, self._is_inferred, self._inferred, self._inferred_for]
 
     def expect_hyperparameters(self, hyperparameters: tf.Tensor) -> None:
         """Make room to remember so many; their number changes only when a part of a model is replaced."""
@@ -223,6 +232,9 @@ class InducingSites(Sites):
         """Set both parameters to what was inferred for these hyperparameters, from all data."""
         super().store_inferred(values, hyperparameters)
         self._forget_batches()
+
+    def _remembered(self) -> list[tf.Variable]:
+        return [*super()._remembered(), self.num_steps, self.weights]
 
     def _forget_batches(self) -> None:
         self.num_steps.assign(0)

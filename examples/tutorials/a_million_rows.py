@@ -74,10 +74,12 @@ rows = gh.distributed.shards(client, X, Y, progress=False)
 print(rows)
 
 # %% [markdown]
-# ## Start with a part
+# ## A model of all of it
 #
-# A few thousand rows say nearly as much about the hyperparameters as a million, and cost nearly
-# nothing. The inducing points come from them too.
+# Inducing points come from a part of the rows. `gh.fit` begins on random parts of them by itself: a few
+# thousand rows say nearly as much about the hyperparameters as a million, and cost nearly nothing.
+# `gh.fit`, `model.infer`, `model.elbo`, a training loss in `Scipy().minimize` and `VEMTrainer` take
+# `rows` wherever they take `(X, Y)`.
 
 # %%
 part = rows.first_rows(shortened(20_000, 200))
@@ -87,17 +89,7 @@ model = gh.SparseCVIModel(
 )
 gpflow.set_trainable(model.inducing_variable, False)
 limit = shortened(1000, 15)
-print(gh.fit(model, data=part, start="data", max_iterations=limit, progress=False))
-
-# %% [markdown]
-# ## Then all of it
-#
-# `gh.fit`, `model.infer`, `model.elbo`, a training loss in `Scipy().minimize` and `VEMTrainer` take
-# `rows` wherever they take `(X, Y)`.
-
-# %%
-value_of_part = -float(model.training_loss(rows))
-result = gh.fit(model, data=rows, tolerance=1.0, max_iterations=shortened(1000, 6), progress=False)
+result = gh.fit(model, data=rows, start="data", tolerance=1.0, max_iterations=limit, progress=False)
 print(result)
 print(f"{rows.num_passes} passes over {rows.num_rows:,} rows")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -127,12 +128,33 @@ class SparseSiteModel(WithObjective, PredictiveModel):
         """Set λ to what was inferred before for the present hyperparameters; it follows them then."""
         self.sites.store_inferred(values, self._hyperparameter_values())
 
-    def repeat_sites(self, times: float) -> None:
-        """q(u) as if every datum that it was inferred from had been seen so many times: nearly that of all
-        rows, from some of them, and where inference from all then starts."""
-        if bool(self.sites.is_inferred()):
-            self.sites.repeat(times)
+    def is_inferred_for_present(self) -> bool:
+        """Whether q(u) was inferred, and for the present hyperparameters."""
+        stale = self.sites.is_stale(self._hyperparameter_values())
+        return bool(self.sites.is_inferred() & ~stale)
+
+    def is_inferred_from(self, rows: DataRows) -> bool:
+        """Whether q(u) was inferred from these rows, for whatever hyperparameters."""
+        return bool(self.sites.is_inferred()) and self._inferred_from.rows is rows
+
+    def repeat_sites(self, rows: DataRows, times: float) -> None:
+        """q(u), if it was inferred from these rows, as if each had been seen so many times: nearly that of
+        all rows, from some of them, and where inference from all then starts. Nothing counts as inferred
+        any more."""
+        if self.is_inferred_from(rows):
+            self.sites.assign(SiteValues(*(times * x for x in self.sites.values)))
             self._inferred_from.lambda_2 = times * self._inferred_from.lambda_2
+        self.sites.release()
+
+    def memory_of_sites(self) -> Callable[[], None]:
+        """What sets q(u) back to what it is now, with what it was inferred from."""
+        put_sites_back, inferred_from = self.sites.memory(), vars(self._inferred_from).copy()
+
+        def put_back() -> None:
+            put_sites_back()
+            vars(self._inferred_from).update(inferred_from)
+
+        return put_back
 
     def _host_arithmetic(self) -> contextlib.AbstractContextManager[None]:
         """For matrices of M×M numbers."""

@@ -56,7 +56,10 @@ def units_of(model: GPModel, variables: Sequence[tf.Variable], num_data: int) ->
 def inverse_curvature(found: LbfgsInvHessProduct) -> Array | None:
     """What L-BFGS has learnt of it, as a matrix, from steps s and changes y of the gradient:
     ``H ← (I − syᵀ/sᵀy) H (I − ysᵀ/sᵀy) + ssᵀ/sᵀy`` from ``H = (sᵀy/yᵀy) I``, as itself has it. None
-    without a step, or where it is large."""
+    without a step, or where it is large.
+
+    :param found: with all pairs: of more than ``maxcor`` the last are in the places of the first.
+    """
     steps, changes = found.sk, found.yk
     size = steps.shape[1]
     if len(steps) == 0 or size > MOST_PARAMETERS:

@@ -24,7 +24,7 @@ from .fit_results import FitResult
 from .fit_verdicts import Assessment, Ending, assessment_of, verdict_on
 from .minimisation import FAILURES, Callback, Ends, Minimisation, loss_closure
 from .parallel import Problem, run_starts_on
-from .parts import FirstRows, approach, check_first_rows, parts_of
+from .parts import FirstRows, check_first_rows, run_from_parts
 from .starts import another_start, start_from_data
 
 Array = npt.NDArray[np.float64]
@@ -58,8 +58,9 @@ def fit(
 
         gain = L(λ*, θ) − L(λ*, θ)|_{K∘I}  ≥  1 nat.
 
-    A sparse model with many rows is first trained on a part of them, from whose optimum and curvature
-    L-BFGS goes on with all: fewer passes over the data, the same optimum.
+    A sparse model with many rows is first trained on a part of them, inducing points held; L-BFGS goes on
+    with all from there, and where these stay held with the part's curvature too: fewer passes over the
+    data. The optimum is one of all rows; where there are several it may be another than without parts.
 
     Where the likelihood's own Gauss–Hermite rule turns out too coarse, it is given more points and the fit
     goes on.
@@ -72,7 +73,7 @@ def fit(
         model's present parameters.
     :param num_starts: the first as above; others with positive parameters of kernel and likelihood
         multiplied by ``exp N(0, 1)``.
-    :param max_iterations: of L-BFGS, for every start.
+    :param max_iterations: of L-BFGS, for every start; also on a part, where it takes at most 20.
     :param tolerance: on the largest derivative in an unconstrained parameter, in nats.
     :param log_scale: whether L-BFGS moves positive parameters by their logarithms, from a guess of the
         curvature in them, and stops where no derivative in them is above the tolerance: fewer
@@ -80,12 +81,15 @@ def fit(
     :param seed: of the other starts, and of the rows of a part.
     :param first_rows: of :class:`~gpflow_hybrid.SparseCVIModel`: rows of the part, drawn at random, and
         of greater ones after it, each of eight times as many, as long as that is at most a fourth of all.
-        ``"auto"`` takes two for every inducing point, at least 400; None begins with all rows.
+        ``"auto"`` takes two for every inducing point, at least 400, and none where q(u) is inferred for the
+        present hyperparameters, as after a fit, which goes on from there; None begins with all rows. Of a
+        stream or of shards no part has more than 100,000 rows, also where more are asked for.
     :param progress: a progress bar; by default on a terminal and in a notebook.
     :param callback: is given a :class:`~gpflow_hybrid.training.FitStep` after the first evaluation of a
-        loss and after every iteration, with the model at these hyperparameters. Where it raises
-        ``StopIteration``, training on those rows ends; on all rows the status is ``"interrupted"``. Not
-        with ``client``.
+        loss and after every iteration, with the model at these hyperparameters; during a part with the
+        part's q(u), ``num_data`` None and Z not trainable. Where it raises ``StopIteration``, training on
+        those rows ends; on all rows the status is ``"interrupted"``. Not with ``client``. After another
+        exception, or Ctrl-C, during a part the model is what it was before the parts.
     :param client: a ``distributed.Client``, whose workers take one start each; needs the extra ``dask``.
     """
     _check(model, start, num_starts, max_iterations, tolerance, seed)
@@ -110,8 +114,8 @@ def fit(
     task = Minimisation(model, closure, max_iterations, tolerance, rows, log_scale, callback)
     starts = _all_starts(model, task, num_starts, np.random.default_rng(seed))
     if client is None:
-        parts = parts_of(model, rows, first_rows, seed)
-        ends = _run_starts(task, starts, parts, progress, num_starts * max_iterations)
+        given = (rows, first_rows, seed)
+        ends = _run_starts(task, starts, given, progress, num_starts * max_iterations)
     else:
         ends = run_starts_on(client, task, starts, Problem(model, data, first_rows, seed), progress)
     losses, failures, interrupted = ends
@@ -134,6 +138,7 @@ def fit(
                 task.run(bar)
             except KeyboardInterrupt:
                 interrupted = True
+            interrupted = interrupted or task.stopped
             task.move_to(task.best.x)
             found = assessment_of(model, rows, task.best.loss, arrays)
     ending = Ending(
@@ -163,7 +168,7 @@ def _all_starts(
 def _run_starts(
     task: Minimisation,
     starts: Sequence[Array],
-    parts: Sequence[DataRows],
+    given: tuple[Any, FirstRows, int],
     progress: bool | None,
     total: int,
 ) -> Ends:
@@ -174,8 +179,7 @@ def _run_starts(
         for start in starts:
             task.move_to(start)
             try:
-                approach(task, parts, bar)
-                losses.append(task.run(bar).loss)
+                losses.append(run_from_parts(task, *given, bar).loss)
             except FAILURES as error:
                 failures.append(error)
                 losses.append(float("nan"))

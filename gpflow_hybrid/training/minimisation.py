@@ -26,8 +26,8 @@ Array = npt.NDArray[np.float64]
 MAX_RESTARTS = 5
 """L-BFGS is begun again at most so often where its line search gave up on a slope."""
 
-LEAST_GAIN = 1e-7
-"""Part of the loss that a restart has to gain for another one."""
+LEAST_GAIN = 1e7 * float(np.finfo(np.float64).eps)
+"""Part of the loss that a restart has to gain for another one: L-BFGS's own ``ftol``."""
 
 FAILURES = (NonFiniteError, InvalidPosteriorError, tf.errors.InvalidArgumentError)
 """What may go wrong at a start that others need not share."""
@@ -116,8 +116,7 @@ class Minimisation:
         self.part_evaluations = 0.0
         """Of losses of parts of the rows, in units of such of all."""
         self.best: Run | None = None
-        self.covariance: Array | None = None
-        """The inverse curvature that L-BFGS has ended with, of the numbers that are logarithms or not."""
+        self._learnt: Any = None
         self.stopped = False
         """By the callback."""
         self._data = data
@@ -128,6 +127,7 @@ class Minimisation:
             self._logarithmic = positive_entries(self.trained.values(), self.variables)
             units = units_of(model, self.variables, self.num_rows)
             self._coordinates = Coordinates(self._logarithmic, units)
+        self._first_coordinates = self._coordinates
         self.log_scale = log_scale
         self._rows = data if isinstance(data, DataRows) else None
         self._optimizer = self._new_optimizer()
@@ -142,14 +142,23 @@ class Minimisation:
         """Go on with another loss of the same variables: what was best is not comparable."""
         self.best, self._closure, self._optimizer = None, closure, self._new_optimizer()
 
-    def expect_curvature(self, covariance: Array) -> None:
-        """Take the inverse curvature for this, instead of learning it anew."""
-        try:
-            units = np.linalg.cholesky(covariance)
-        except np.linalg.LinAlgError:
-            return
-        self._coordinates = Coordinates(self._logarithmic, units)
-        self._optimizer = self._new_optimizer()
+    @property
+    def covariance(self) -> Array | None:
+        """The inverse curvature that L-BFGS has ended with, of the numbers that are logarithms or not."""
+        found = None if self._learnt is None else inverse_curvature(self._learnt)
+        return self._coordinates.covariance(found)
+
+    def expect_curvature(self, covariance: Array | None) -> None:
+        """Take the inverse curvature for this, instead of learning it anew; for the first guess if None."""
+        coordinates = self._first_coordinates
+        if covariance is not None:
+            try:
+                coordinates = Coordinates(self._logarithmic, np.linalg.cholesky(covariance))
+            except np.linalg.LinAlgError:
+                return
+        if coordinates is not self._coordinates:
+            self._coordinates = coordinates
+            self._optimizer = self._new_optimizer()
 
     def _new_optimizer(self) -> Optimizer:
         model = self.model
@@ -238,7 +247,7 @@ class Minimisation:
         x, gradient = self._coordinates.outward(result.x), result.jac
         gradient = self._coordinates.gradient_outward(result.x, gradient)
         self.move_to(x)
-        self.covariance = self._coordinates.covariance(inverse_curvature(result.hess_inv))
+        self._learnt = result.hess_inv
         run = Run(x, float(result.fun), gradient, result.status == 1, message)
         self.keep(run)
         return run, int(result.nit)

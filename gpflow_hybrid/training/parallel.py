@@ -12,7 +12,7 @@ from ..display import progress_bar
 from ..errors import InvalidDataError
 from ..models import SparseCVIModel
 from .minimisation import FAILURES, Array, Ends, Minimisation, Run, loss_closure
-from .parts import FirstRows, approach, parts_of
+from .parts import FirstRows, run_from_parts
 
 
 class Problem(NamedTuple):
@@ -77,8 +77,7 @@ def _run_start(common: _Fit, start: Array) -> Exception | tuple[list[Run], int, 
     task.move_to(start)
     try:
         with progress_bar(False) as bar:
-            approach(task, parts_of(model, rows, first_rows, seed), bar)
-            last = task.run(bar)
+            last = run_from_parts(task, rows, first_rows, seed, bar)
     except FAILURES as error:
         return error
     best = [] if task.best is None else [task.best]

@@ -18,7 +18,7 @@ from ..errors import InvalidDataError
 from ..models import SparseCVIModel
 from ..rows import ArrayRows, DataRows
 from ..validation import check_count
-from .minimisation import FAILURES, Minimisation, loss_closure
+from .minimisation import FAILURES, Minimisation, Run, loss_closure
 
 FirstRows = int | Literal["auto"] | None
 
@@ -31,7 +31,7 @@ GROWTH = 8
 LARGEST = 0.25
 """and the part of all rows that none has more than: more is not worth it."""
 MOST_ROWS = 100_000
-"""Of a part that is brought here from a stream or other machines."""
+"""Of a part that is brought here from a stream or other machines, also where more are asked for."""
 MAX_ITERATIONS = 20
 """Of L-BFGS on a part, which ends"""
 RELATIVE_GAIN = 1e-4
@@ -76,12 +76,18 @@ def sizes_of_parts(num_rows: int, num_inducing: int, first_rows: FirstRows) -> l
 
 
 def parts_of(model: Any, rows: Any, first_rows: FirstRows, seed: int) -> list[DataRows]:
-    """Random rows, those of a part in the next too; of a sparse model."""
-    if not isinstance(model, SparseCVIModel):
+    """Random rows, those of a part in the next too; of a sparse model. None where no part moves anything,
+    nor by default where the model has been trained."""
+    if not isinstance(model, SparseCVIModel) or not _has_more_than_inducing_points(model):
         return []
+    if first_rows == "auto" and model.is_inferred_for_present():
+        return []
+    is_here = isinstance(rows, ArrayRows)
+    if not (is_here or first_rows is None or first_rows == "auto"):
+        first_rows = min(first_rows, MOST_ROWS)
     num_inducing = int(model.inducing_variable.num_inducing)
     sizes = sizes_of_parts(rows.num_rows, num_inducing, first_rows)
-    if not isinstance(rows, ArrayRows):
+    if not is_here:
         sizes = [size for size in sizes if size <= MOST_ROWS]
     if not sizes:
         return []
@@ -89,35 +95,71 @@ def parts_of(model: Any, rows: Any, first_rows: FirstRows, seed: int) -> list[Da
     return [ArrayRows(X[:size], Y[:size]) for size in sizes]
 
 
+def run_from_parts(
+    task: Minimisation, rows: Any, first_rows: FirstRows, seed: int, bar: Any
+) -> Run:
+    """One start: on parts of the rows, then on all; on all alone, from where the model was, if that fails.
+
+    Where a part is left by any other exception, the model is what it was before.
+    """
+    model = task.model
+    task.expect_curvature(None)
+    parts = parts_of(model, rows, first_rows, seed)
+    if not parts:
+        return task.run(bar)
+    start, put_sites_back = task.position(), model.memory_of_sites()
+    try:
+        approach(task, parts, bar)
+        return task.run(bar)
+    except FAILURES:  # what all rows need not share, or another start
+        task.move_to(start)
+        put_sites_back()
+        model.sites.release()
+        task.expect_curvature(None)
+    except BaseException:
+        if not model.is_inferred_from(rows):  # no loss of all rows was taken
+            task.move_to(start)
+            put_sites_back()
+        raise
+    return task.run(bar)
+
+
 def approach(task: Minimisation, parts: Sequence[DataRows], bar: Any) -> None:
     """From where the model is to near the optimum, on one part after the other; the task goes on from
-    there, with what was learnt of the curvature.
+    there, with what was learnt of the curvature, if its variables are the same.
 
-    Inducing points stay: trained on few rows they would go to these.
+    Inducing points stay: trained on few rows they would go to these. No q(u) counts as inferred before the
+    first loss of a part, or of all: where that has no value it is an error, and not what a line search
+    backs away from.
     """
     model, covariance = task.model, None
-    sizes = [*(part.num_rows for part in parts[1:]), task.num_rows] if parts else []
+    most = min(MAX_ITERATIONS, task.max_iterations)
+    model.sites.release()
+    sizes = [*(part.num_rows for part in parts[1:]), task.num_rows]
     for part, following in zip(parts, sizes, strict=True):
-        start = task.position()
         with _as_all_rows(model):
-            given = (MAX_ITERATIONS, task.tolerance, part, task.log_scale, task.callback)
+            given = (most, task.tolerance, part, task.log_scale, task.callback)
             stage = Minimisation(model, loss_closure(model, part), *given)
             if covariance is not None:
                 stage.expect_curvature(covariance / part.num_rows)
             try:
-                stage.minimise(MAX_ITERATIONS, bar, ftol=RELATIVE_GAIN)
-            except FAILURES:  # what all rows need not share
-                task.move_to(start)
-                return
+                stage.minimise(most, bar, ftol=RELATIVE_GAIN, maxcor=most)
             finally:
                 task.part_evaluations += stage.num_evaluations * part.num_rows / task.num_rows
-                if stage.best is not None:
-                    stage.move_to(stage.best.x)
-        model.repeat_sites(following / part.num_rows)
-        if stage.covariance is not None:
-            covariance = stage.covariance * part.num_rows
+            if stage.best is not None:
+                stage.move_to(stage.best.x)
+        model.repeat_sites(part, following / part.num_rows)
+        learnt = stage.covariance
+        if learnt is not None:
+            covariance = learnt * part.num_rows
     if covariance is not None and len(covariance) == len(task.position()):
         task.expect_curvature(covariance / task.num_rows)
+
+
+def _has_more_than_inducing_points(model: SparseCVIModel) -> bool:
+    """To train."""
+    inducing = {id(v) for v in model.inducing_variable.trainable_variables}
+    return any(id(v) not in inducing for v in model.trainable_variables)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""gh.fit of a sparse model that begins on a part of the rows: the same optimum, fewer passes over all."""
+"""gh.fit of a sparse model that begins on a part of the rows: an optimum of all, fewer passes over them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ import tensorflow as tf
 
 import gpflow_hybrid as gh
 from gpflow_hybrid import InvalidDataError
+from gpflow_hybrid.display import progress_bar
 from gpflow_hybrid.inference.row_sums import RowSums
 from gpflow_hybrid.rows import ArrayRows, DatasetRows
 from gpflow_hybrid.training import FitStep, parts
 from gpflow_hybrid.training.curvatures import inverse_curvature
+from gpflow_hybrid.training.minimisation import Minimisation, loss_closure
 
 NUM_ROWS, NUM_INDUCING = 2000, 10
 
@@ -166,6 +168,137 @@ def test_a_part_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.num_evaluations == whole.num_evaluations
 
 
+@pytest.mark.parametrize("missing", ["value", "convergence"])
+def test_a_first_loss_of_all_rows_is_no_penalty(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = fitted(new_model(), first_rows=None)
+    infer, calls = gh.SparseCVIModel._collapse, []
+
+    def failing(model: Any, sums: RowSums) -> Any:
+        found = infer(model, sums)
+        if sums.rows.num_rows < NUM_ROWS:
+            return found
+        calls.append(model.kernel.variance.numpy())
+        if len(calls) > 1:
+            return found
+        if missing == "value":
+            return found._replace(gradient=None)
+        return found._replace(solution=found.solution._replace(residual=1.0))
+
+    monkeypatch.setattr(gh.SparseCVIModel, "_collapse", failing)
+    model = new_model()
+    start = model.kernel.variance.numpy()
+    if missing == "value":
+        found = fitted(model)
+        assert calls[1] == start  # without the part
+        assert found.num_evaluations == whole.num_evaluations
+    else:
+        with pytest.warns(gh.ConvergenceWarning):
+            found = fitted(model)
+        assert start not in calls
+    assert found.converged
+    assert found.loss == pytest.approx(whole.loss, abs=1e-4)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("inferred", [False, True])
+def test_a_part_that_is_left_leaves_nothing(error: type[BaseException], inferred: bool) -> None:
+    model = new_model(num_data=NUM_ROWS)
+    if inferred:
+        model.infer(data())
+
+    def state() -> list[np.ndarray]:
+        return [
+            *(v.numpy() for v in model.trainable_variables),
+            *(x.numpy() for x in model.sites.values),
+        ]
+
+    before = state()
+
+    def leave(step: FitStep) -> None:
+        if step.iteration == 2:
+            assert step.num_rows == 250
+            assert model.kernel.variance.numpy() != 1.0
+            raise error
+
+    with pytest.raises(error):
+        fitted(model, callback=leave)
+    for value, expected in zip(state(), before, strict=True):
+        np.testing.assert_array_equal(value, expected)
+    assert model.is_inferred_for_present() == inferred
+    assert model.num_data == NUM_ROWS
+    if inferred:  # and where the hyperparameters move, from the rows of before
+        model.kernel.variance.assign(2.0)
+        model.q_mu.numpy()
+        assert model._inferred_from.rows.num_rows == NUM_ROWS
+
+
+def test_a_fit_goes_on_from_where_the_model_is() -> None:
+    model = new_model()
+    first = fitted(model, first_rows="auto")
+    assert first.part_evaluations > 0.0
+    again = fitted(model, first_rows="auto")
+    assert again.part_evaluations == 0.0
+    assert again.num_evaluations <= 3
+    assert again.loss == pytest.approx(first.loss, abs=1e-4)
+    model.kernel.lengthscales.assign(1.2 * model.kernel.lengthscales)
+    assert fitted(model, first_rows="auto", max_iterations=1).part_evaluations > 0.0
+
+
+@pytest.mark.parametrize("log_scale", [False, True])
+def test_no_part_where_only_inducing_points_are_trained(log_scale: bool) -> None:
+    model = new_model()
+    gpflow.set_trainable(model.kernel, False)
+    gpflow.set_trainable(model.inducing_variable, True)
+    found = fitted(model, log_scale=log_scale, max_iterations=2)
+    assert found.status == "max_iterations"
+    assert found.part_evaluations == 0.0
+
+
+def test_a_part_takes_no_more_iterations_than_asked_for() -> None:
+    seen: list[FitStep] = []
+    fitted(new_model(), max_iterations=2, callback=seen.append, log_scale=False)
+    assert max(step.iteration for step in seen if step.num_rows == 250) == 2
+
+
+def test_a_part_of_a_stream_is_capped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "MOST_ROWS", 300)
+    stream = DatasetRows(
+        tf.data.Dataset.from_tensor_slices(data()).batch(300), gh.likelihoods.ProbitBernoulli()
+    )
+    for rows, sizes in ((stream, [300]), (ArrayRows(*data()), [450])):
+        assert [p.num_rows for p in parts.parts_of(new_model(), rows, 450, 0)] == sizes
+
+
+def test_only_what_was_inferred_from_a_part_is_repeated() -> None:
+    rows, others = (ArrayRows(*data(num)) for num in (200, 100))
+    for of, times in ((others, 1.0), (rows, 3.0)):
+        model = new_model()
+        model.infer(rows)
+        before = [x.numpy() for x in model.sites.values]
+        model.repeat_sites(of, 3.0)
+        for x, y in zip(model.sites.values, before, strict=True):
+            np.testing.assert_array_equal(x, times * y)
+        assert not bool(model.sites.is_inferred())
+        warm = model._warm_start(model._prior()).lambda_2  # as it says of u, at the same factors
+        np.testing.assert_allclose(warm, times * before[1], rtol=1e-8, atol=1e-8)
+
+
+def test_a_start_knows_nothing_of_the_one_before() -> None:
+    counts = []
+    for covariance in (None, 1e-8 * np.eye(2)):
+        model = new_model()
+        rows = model.all_rows(data())
+        task = Minimisation(model, loss_closure(model, rows), 100, 1e-2, rows, True)
+        if covariance is not None:
+            task.expect_curvature(covariance)
+        with progress_bar(False) as bar:
+            run = parts.run_from_parts(task, rows, None, 0, bar)
+        counts.append((run.loss, task.num_evaluations))
+    assert counts[0] == counts[1]
+
+
 def test_a_callback_sees_parts_then_all_and_ends_the_fit() -> None:
     seen: list[FitStep] = []
 
@@ -199,6 +332,24 @@ def test_the_curvature_of_a_quadratic() -> None:
         yk = np.eye(3) @ A
 
     np.testing.assert_allclose(inverse_curvature(Pairs), np.linalg.inv(A))
+
+
+def test_a_part_keeps_all_pairs_of_the_curvature(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "RELATIVE_GAIN", 1e-15)
+    seen = []
+
+    def keeping(found: Any) -> Any:
+        seen.append((found, inverse_curvature(found)))
+        return seen[-1][1]
+
+    monkeypatch.setattr("gpflow_hybrid.training.minimisation.inverse_curvature", keeping)
+    model = new_model()
+    model.kernel.lengthscales = gpflow.Parameter([0.3, 3.0], transform=gpflow.utilities.positive())
+    model.mean_function = gpflow.functions.Linear(np.zeros((2, 1)))
+    fitted(model, log_scale=False, max_iterations=30)
+    ((found, H),) = seen  # of the part alone
+    assert len(found.sk) > 10
+    np.testing.assert_allclose(H @ found.yk[-1], found.sk[-1], rtol=1e-6)
 
 
 @pytest.mark.parametrize(

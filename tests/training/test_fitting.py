@@ -214,6 +214,30 @@ def test_a_quadrature_is_refined_and_the_fit_goes_on() -> None:
     assert coarse.infer().converged
 
 
+def test_a_callback_ends_the_fit_while_a_quadrature_is_refined(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rule = gpflow.quadrature.NDiagGHQuadrature(1, 3)
+    likelihood = gpflow.likelihoods.StudentT(0.1, df=3.0, quadrature=rule)
+    model = gh.CVIModel(wave(), gpflow.kernels.Matern52(1.0, 0.3), likelihood)
+    rules: list[int | None] = []
+    refine = fitting.refined
+
+    def refining(given: Any) -> int | None:
+        rules.append(refine(given))
+        return rules[-1]
+
+    def stop(step: Any) -> None:
+        if rules:
+            raise StopIteration
+
+    monkeypatch.setattr(fitting, "refined", refining)
+    with pytest.warns(gh.ConvergenceWarning):
+        result = gh.fit(model, callback=stop)
+    assert result.status == "interrupted"
+    assert len(rules) == 1
+
+
 def test_iterations_that_are_used_up() -> None:
     result = gh.fit(classifier(), max_iterations=2)
     assert result.status == "max_iterations"
