@@ -109,6 +109,22 @@ def test_nobody_is_left_for_a_while(processes: Processes, monkeypatch: Any) -> N
     assert messages[-1].endswith("has joined.")
 
 
+def test_nobody_is_left_to_read_rows(processes: Processes, monkeypatch: Any) -> None:
+    monkeypatch.setattr(holding, "WAIT_SECONDS", 0.5)
+    processes.add_worker()
+    X, Y, make = problem(120)
+    rows = gh.distributed.shards(processes.client, *as_given("read", X, Y))
+    at_pass(rows, {3: processes.killer(rows.holders[0])})
+    model = make()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", gh.ClusterWarning)
+        with pytest.raises(gh.ClusterError, match="No worker is left at .* make new shards"):
+            model.infer(rows)
+    processes.add_worker()
+    again = gh.distributed.shards(processes.client, *as_given("read", X, Y))
+    assert model.infer(again).elbo == pytest.approx(make().infer((X, Y)).elbo, rel=EXACT)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sent", "read"])
 def test_two_of_three_killed_and_another_comes(processes: Processes, kind: str) -> None:
