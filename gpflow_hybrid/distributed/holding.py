@@ -148,7 +148,8 @@ class Holding:
         if not self._threads and any(source.is_recomputed for source in self.sources):
             raise ClusterError(
                 f"No worker is left at {self.address} to read the rows again. The model is as its last "
-                "loss has left it: start workers, make new shards, and go on from here or from a checkpoint."
+                "loss has left it: start workers, make new shards, and go on from here, or from a "
+                "checkpoint."
             )
         if not self._threads:
             self._say("No worker is left: waiting for one.")
