@@ -80,6 +80,7 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Monk
         return record(0.0, **case._asdict())
 
     monkeypatch.setattr(integration, "compute", compute)
+    monkeypatch.setattr(integration.gc, "collect", int)  # of all that other tests have left
     integration.run(path, 60.0, ["sonar"], [50], ["elbo", "ep_like", "ep"])
     assert done not in computed
     assert len(computed) == 59
