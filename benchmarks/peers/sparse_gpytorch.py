@@ -67,24 +67,21 @@ def fit(
     arrays = X_train, Y_train, X_test, Y_test, Z
 
     def attempt(lr: float | None = None) -> SparseFit:
-        return _fit(*arrays, bool(train_Z), bool(regression), float(limit), lr)
+        return _fit(arrays, bool(train_Z), bool(regression), float(limit), lr)
 
     # NotPSDError, NanError and torch's LinAlgError are RuntimeErrors.
     return minibatches.first_that_runs(attempt, (RuntimeError,)) if natgrad else attempt()
 
 
 def _fit(
-    X_train: np.ndarray,
-    Y_train: np.ndarray,
-    X_test: np.ndarray,
-    Y_test: np.ndarray,
-    Z: np.ndarray,
+    arrays: tuple[np.ndarray, ...],
     train_Z: bool,
     regression: bool,
     limit: float,
     largest: float | None,
 ) -> SparseFit:
     """By natural gradients where there is a largest step size."""
+    X_train, Y_train, X_test, Y_test, Z = arrays
     natgrad = largest is not None
     clock = Clock(limit)
     torch.manual_seed(0)
