@@ -20,6 +20,7 @@ import tensorflow as tf
 from gpflow.likelihoods import Likelihood
 
 from .bases import Base, Blocks
+from .block_means import BlockMeans
 from .potentials import Potential, log_probs
 from .results import FloatArray
 from .slice_sampling import SliceState, elliptical_slice
@@ -73,9 +74,9 @@ class Target:
     ) -> None:
         self.base = Base(*(np.asarray(x, np.float64) for x in base))
         self.mean = self.base.mean[:, :, None]  # [G, L, 1, N]
-        self.weights, self.factors = (np.asarray(x, np.float64) for x in blocks[1:])
-        size = self.weights.shape[-1]
-        self.parts = [(int(s), int(s) + size) for s in blocks.start]
+        weights, self.factors = (np.asarray(x, np.float64) for x in blocks[1:])
+        self.parts = [(int(s), int(s) + weights.shape[-1]) for s in blocks.start]
+        self.block_means = BlockMeans(self.parts, weights)
         whole = (0, int(X.shape[0]))
         log_prob, *others = log_probs(likelihood, X, Y, [whole, *self.parts])
         self.potential = Potential(log_prob, self.base, *whole)
@@ -138,8 +139,8 @@ class Target:
 
         x, values = move(0, chains.x, self.mean, self.base.factor_t, chains.values, self.potential)
         x, values = x.copy(), values.copy()
-        for i, (start, end) in enumerate(self.parts):
-            shift = x @ self.weights[i]  # E[x_b | x_rest], [G, L, C, b]
+        for i, shift in self.block_means.follow(x):
+            start, end = self.parts[i]
             new_x, values[..., start:end] = move(
                 i + 1,
                 x[..., start:end] - shift,
