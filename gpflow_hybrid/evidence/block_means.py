@@ -52,7 +52,7 @@ class BlockMeans:
     def follow(self, x: FloatArray) -> Iterator[tuple[int, FloatArray]]:
         """Each block's number and mean ``[G, L, C, b]``, at the x that the blocks before have left.
 
-        :param x: ``[G, L, C, N]``; the caller writes a block's new values into it before asking for the next.
+        :param x: ``[G, L, C, N]``; a block's new values are written into it before the next is asked for.
         """
         for group in self.groups:
             outside = x @ group.weights
