@@ -18,11 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.optimize import nnls
 
-TWO_CALLS = (
-    "Measured before `gh.fit` began on parts of the rows by itself: in two calls, the first of them on "
-    "20,000 rows by hand."
-)
-
 
 class Overhead(NamedTuple):
     """Of one sum, as N → 0."""
@@ -158,8 +153,6 @@ def tables(known: dict[str, Any], model: TimeModel | None) -> str:
                 ],
             )
         )
-        if "part_losses" not in x:
-            parts.append(TWO_CALLS)
     if model is not None:
         parts.append(_prediction(model))
     return "\n\n".join(parts) + "\n"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
+import threading
 import time
 import uuid
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from .. import interrupts
 from ..errors import ClusterError, ClusterWarning, GPflowHybridError
 from . import shard
 from .sources import Source
@@ -23,6 +26,9 @@ LOOK_SECONDS = 1.0
 
 WAIT_SECONDS = 10.0
 """How long answers are waited for before it is asked what holds them up."""
+
+MOST_SECONDS_IN_GRAPHS = 600.0
+"""That a worker is waited for where Ctrl-C does not reach: inside a graph, on a thread of TensorFlow's."""
 
 MOST_PAUSES = 12
 """Times that a worker may be found paused in a row before it is given up."""
@@ -101,6 +107,7 @@ class Holding:
                     wait(futures, timeout=WAIT_SECONDS)
                 break
             except (TimeoutError, asyncio.TimeoutError):  # two classes before Python 3.11
+                interrupts.check()
                 self._look()
                 self._await_worker()
                 self._relieve_paused()
@@ -143,8 +150,9 @@ class Holding:
         raise AssertionError
 
     def _await_worker(self) -> None:
-        """However long it takes: what is sent where nobody is fails after half a minute. What Dask reads it
-        keeps for the workers that are gone, whoever comes instead: there is no use in waiting."""
+        """However long it takes where Ctrl-C ends it: what is sent where nobody is fails after half a
+        minute. What Dask reads it keeps for the workers that are gone, whoever comes instead: there is no
+        use in waiting."""
         if not self._threads and any(source.is_recomputed for source in self.sources):
             raise ClusterError(
                 f"No worker is left at {self.address} to read the rows again. The model is as its last "
@@ -153,7 +161,16 @@ class Holding:
             )
         if not self._threads:
             self._say("No worker is left: waiting for one.")
+        is_endless = threading.current_thread() is threading.main_thread()
+        last = math.inf if is_endless else time.monotonic() + MOST_SECONDS_IN_GRAPHS
         while not self._threads:
+            interrupts.check()
+            if time.monotonic() > last:
+                raise ClusterError(
+                    f"No worker has come to {self.address} for {MOST_SECONDS_IN_GRAPHS:.0f} s. The model "
+                    "is as its last loss has left it: start workers, and go on from here. gh.fit, which "
+                    "Ctrl-C can end, waits without a limit."
+                )
             time.sleep(LOOK_SECONDS)
             self._look()
 

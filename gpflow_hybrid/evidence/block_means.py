@@ -17,7 +17,7 @@ several times longer than its arithmetic."""
 class _Member(NamedTuple):
     """A block among those of its group."""
 
-    index: int
+    number: int
     columns: slice  # of the group's weights
     weights: FloatArray  # of the group's own data, [G, L or 1, n, b]
 
@@ -58,7 +58,7 @@ class BlockMeans:
             outside = x @ group.weights
             inside = x[..., group.first : group.last]
             for block in group.members:
-                yield block.index, outside[..., block.columns] + inside @ block.weights
+                yield block.number, outside[..., block.columns] + inside @ block.weights
 
 
 def _grouped(parts: list[tuple[int, int]], weights: FloatArray, blocks: range) -> _Group:

@@ -11,12 +11,12 @@ import scipy.optimize
 import tensorflow as tf
 from gpflow.utilities import parameter_dict
 
+from .. import interrupts
 from ..errors import InvalidDataError, NonFiniteError
 from ..inference.options import TRAINING
 from ..models import CollapsedModel, CVIModel, SparseCVIModel
 from ..objectives import Objective, power_of
 from ..sites import SiteValues
-from . import interrupts
 from .state import Arrays, optimizer_variables
 from .steps import (
     EStep,

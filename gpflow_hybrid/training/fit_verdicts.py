@@ -99,7 +99,8 @@ def verdict_on(ending: Ending, found: Assessment) -> tuple[str, str]:
     """Status and message."""
     if ending.interrupted:
         return "interrupted", "Interrupted; the model is at the best parameters seen."
-    if ending.reached_maximum:
+    is_flat = ending.gradient_norm <= ending.tolerance
+    if ending.reached_maximum and not is_flat:
         return "max_iterations", (
             f"Not converged: the iterations were used up at a gradient of {ending.gradient_norm:.1e}. "
             "Raise max_iterations, or fit again from here."
@@ -120,7 +121,7 @@ def verdict_on(ending: Ending, found: Assessment) -> tuple[str, str]:
             "kernel no datum tells of another. Lengthscales far from the scale of the inputs do that: "
             'pass start="data", standardise X, or raise num_starts. Data without a signal do it too.'
         )
-    if not ending.gradient_norm <= ending.tolerance:
+    if not is_flat:
         return "steep", (
             f"Not converged: L-BFGS gave up at a gradient of {ending.gradient_norm:.1e} "
             f"({ending.message}). The objective is not smooth there, or its parameters are of very "

@@ -12,6 +12,7 @@ import tensorflow as tf
 from gpflow.models import GPModel
 from gpflow.models.training_mixins import ExternalDataTrainingLossMixin
 
+from .. import interrupts
 from ..display import progress_bar
 from ..errors import InvalidDataError
 from ..likelihoods.refinement import refined
@@ -19,7 +20,6 @@ from ..models import SparseCVIModel
 from ..models.sparse_validation import check_data_for
 from ..rows import ArrayRows, DataRows
 from ..validation import check_count, check_positive, is_integer, prepare_data
-from . import interrupts
 from .fit_results import FitResult
 from .fit_verdicts import Assessment, Ending, assessment_of, verdict_on
 from .minimisation import FAILURES, Callback, Ends, Minimisation, loss_closure

@@ -13,11 +13,11 @@ import tensorflow as tf
 from gpflow.models import GPModel
 from gpflow.utilities import parameter_dict
 
+from .. import interrupts
 from ..errors import InvalidPosteriorError, NonFiniteError
 from ..models import CollapsedModel, SparseCVIModel
 from ..models.array_loss import ArrayLoss
 from ..rows import DataRows
-from . import interrupts
 from .coordinates import Coordinates, positive_entries
 from .curvatures import inverse_curvature, units_of
 

@@ -13,12 +13,12 @@ import numpy as np
 import tensorflow as tf
 from tqdm import tqdm
 
+from .. import interrupts
 from ..display import progress_bar
 from ..errors import InvalidDataError, InvalidPosteriorError, NonFiniteError
 from ..models import CollapsedModel, CVIModel, SparseCVIModel
 from ..objectives import Objective
 from ..validation import check_count
-from . import interrupts
 from .alternation import Alternation, EStepOutcome, MStepOutcome, words_of
 from .history import History, IterationRecord, TrainingResult
 from .monitoring import Monitoring

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import warnings
 from collections.abc import Callable
@@ -123,6 +125,41 @@ def test_nobody_is_left_to_read_rows(processes: Processes, monkeypatch: Any) -> 
     processes.add_worker()
     again = gh.distributed.shards(processes.client, *as_given("read", X, Y))
     assert model.infer(again).elbo == pytest.approx(make().infer((X, Y)).elbo, rel=EXACT)
+
+
+def test_waiting_for_a_worker_can_be_ended(processes: Processes, monkeypatch: Any) -> None:
+    """By one Ctrl-C in gh.fit; in a graph, which none reaches, by itself."""
+    monkeypatch.setattr(holding, "WAIT_SECONDS", 0.5)
+    processes.add_worker()
+    X, Y, make = problem(120)
+    model = make()
+    rows = gh.distributed.shards(processes.client, X, Y)
+    interrupt = threading.Timer(4.0, os.kill, (os.getpid(), signal.SIGINT))
+    too_late = threading.Timer(15.0, processes.add_worker)
+    kill = processes.killer(rows.holders[0])
+
+    def leave() -> None:
+        kill()
+        interrupt.start()
+        too_late.start()
+
+    at_pass(rows, {30: leave})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", gh.ClusterWarning)
+        try:
+            result = gh.fit(model, data=rows, progress=False)
+            assert result.status == "interrupted"
+        except KeyboardInterrupt:  # before the first iteration has ended
+            pass
+        assert rows.num_passes >= 30
+        assert interrupt.finished.is_set()
+        assert not too_late.finished.is_set()
+        too_late.cancel()
+        monkeypatch.setattr(holding, "MOST_SECONDS_IN_GRAPHS", 2.0)
+        with pytest.raises(
+            (gh.ClusterError, tf.errors.OpError), match="No worker has come to tcp://"
+        ):
+            learn(model, rows)
 
 
 @pytest.mark.slow

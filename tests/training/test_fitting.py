@@ -243,6 +243,8 @@ def test_iterations_that_are_used_up() -> None:
     assert result.status == "max_iterations"
     assert result.num_iterations == 2
     assert not result.converged
+    again = gh.fit(classifier(), max_iterations=2, tolerance=2.0 * result.gradient_norm)
+    assert again.status == "converged"  # flat is flat, whatever is left
 
 
 def test_nothing_to_train() -> None:
