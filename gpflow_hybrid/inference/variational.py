@@ -52,8 +52,8 @@ def damped(
     prior: Prior, start: SiteValues, tolerance: float, max_steps: int, lr: float
 ) -> Iteration[Solution]:
     """Plain damping with a fixed step; the best λ of all those visited is kept."""
-    first = at = best = yield from evaluate(prior, start)
-    count = 0
+    at = best = yield from evaluate(prior, start)
+    has_started, count = bool(np.isfinite(at.elbo)), 0
     while count < max_steps and at.residual_norm > tolerance and np.isfinite(at.elbo):
         new = yield from evaluate(prior, natural_gradient_step(at.q, at.sites, at.E, lr))
         closer = new.residual_norm < best.residual_norm
@@ -63,7 +63,7 @@ def damped(
             best = new
         at, count = new, count + 1
     status = ended(best.residual_norm <= tolerance, not np.isfinite(at.elbo))
-    status = status if np.isfinite(first.elbo) else INVALID_START
+    status = status if has_started else INVALID_START
     return Solution(best.sites, status, count, count + 1, best.elbo, best.residual_norm)
 
 
@@ -75,8 +75,12 @@ def newton(
     keeping: tuple[BoundEvaluation, ...] = (),
 ) -> Iteration[tuple[Solution, BoundEvaluation]]:
     """Damped Newton from the given sites; what it found, and everything known there."""
-    at = yield from evaluate(prior, start, keeping)
-    return (yield from newton_from(prior, at, tolerance, max_steps, keeping))
+    # Without a name for the first evaluation, whose matrices would stay until the last.
+    return (
+        yield from newton_from(
+            prior, (yield from evaluate(prior, start, keeping)), tolerance, max_steps, keeping
+        )
+    )
 
 
 def newton_from(

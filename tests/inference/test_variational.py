@@ -26,6 +26,7 @@ from gpflow_hybrid.likelihoods.probit_narrow import NARROW, class_of
 from gpflow_hybrid.likelihoods.ratio_gradients import closed_ratio_gradients
 from gpflow_hybrid.likelihoods.ratios import log_expected_ratio
 from gpflow_hybrid.priors import DensePrior
+from gpflow_hybrid.priors.dense import DensePosterior
 from gpflow_hybrid.sites import SiteValues
 from tests.gradients import check_gradient, loss_gradient
 
@@ -231,6 +232,29 @@ def test_a_step_that_fails_is_shortened(
     assert solution.num_evaluations - 1 == solution.num_steps + 2
     assert solution.residual <= 1e-9
     assert systems == len(dampings) - (0 if spares_memory else 2)
+
+
+def test_no_posterior_stays_that_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is a matrix of the size of K: while Σ is made of one, and after a step, there is no other."""
+    posteriors: list[weakref.ref[DensePosterior]] = []
+    living: list[int] = []
+    covariance, post = DensePosterior.covariance, DensePrior.posterior
+
+    def seen(self: DensePosterior, **options: Any) -> Any:
+        living.append(sum(x() is not None for x in posteriors))
+        return covariance(self, **options)
+
+    def remembered(self: DensePrior, *args: Any) -> DensePosterior:
+        found = post(self, *args)
+        posteriors.append(weakref.ref(found))
+        return found
+
+    monkeypatch.setattr(DensePosterior, "covariance", seen)
+    monkeypatch.setattr(DensePrior, "posterior", remembered)
+    case = Case(4.0, 2.0)
+    case.run(total_gradient.collapse(1.0, case.prior, case.zeros, 1e-9, 200))
+    assert len(living) > 3
+    assert set(living) == {1}
 
 
 def test_far_from_the_optimum_natural_gradients_take_over(monkeypatch: pytest.MonkeyPatch) -> None:
