@@ -200,7 +200,7 @@ def peak_memory() -> float:
 
 
 def fit(a: argparse.Namespace) -> None:
-    """On a part of the rows, then on all, by one call."""
+    """On a part of the rows, then on all, by one call; hyperparameters in logarithms."""
     num_rows = a.rows or 1_000_000
     X, Y = generated(num_rows, 50_000)
     with cluster(2) as client:
@@ -223,6 +223,7 @@ def fit(a: argparse.Namespace) -> None:
             first_rows=a.part_rows,
             max_iterations=a.iterations,
             tolerance=a.tolerance,
+            log_scale=True,
             callback=look,
         )
         seconds = time.perf_counter() - began - part_seconds
@@ -282,7 +283,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--inducing", type=int, default=200)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--iterations", type=int, default=20, help="of L-BFGS, of the fit")
-    parser.add_argument("--tolerance", type=float, default=1.0, help="of the fit's gradient, nats")
+    parser.add_argument("--tolerance", type=float, default=1.0, help="nats for a factor e")
     parser.add_argument("--part-rows", type=int, default=20_000, help="that a fit starts from")
     a = parser.parse_args(arguments)
     {"loss": loss, "overhead": overhead, "times": times, "fit": fit, "report": report}[a.part](a)
