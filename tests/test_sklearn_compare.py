@@ -52,7 +52,7 @@ def test_a_fold_that_takes_too_long_is_stopped_and_said(tmp_path: Path) -> None:
     assert list(found) == [("diabetes", "laplace", 0)]  # the others are left out
     stopped = found["diabetes", "laplace", 0]
     assert stopped["log_loss"] is None
-    assert stopped["seconds"] >= 0.05
+    assert stopped["seconds"] >= 0.04  # the timer counts in ticks of some milliseconds
     assert "stopped" in said[0]
     ours = {**stopped, "contender": "hybrid", "log_loss": 0.5, "accuracy": 0.8, "seconds": 2.0}
     rows = [stopped | {"seconds": 30.0}, *({**ours, "fold": fold} for fold in range(5))]

@@ -46,7 +46,9 @@ def is_poor(log_weights: FloatArray) -> Any:
 
 
 def normalised(log_weights: FloatArray) -> FloatArray:
-    """``w / Σ w`` on the last axis."""
+    """``w / Σ w`` on the last axis, which may be empty."""
+    if log_weights.shape[-1] == 0:
+        return log_weights
     return np.exp(log_weights - logsumexp(log_weights, axis=-1, keepdims=True))
 
 

@@ -117,6 +117,19 @@ class TrainingOptions:
 
 
 @dataclasses.dataclass(frozen=True)
+class SmoothStartOptions:
+    """Of the start under a likelihood that is a step function of f."""
+
+    steepness: float = 16.0
+    """β of its smooth relative, in units of one over the prior's deviation: of 4, 8, …, 64, eight and
+    sixteen have the highest ELBOs behind them, sixteen in fewer evaluations;"""
+    tolerance: float = 0.1
+    """residual to which that is solved: a start need not be better,"""
+    max_steps: int = 50
+    """and steps that it may try."""
+
+
+@dataclasses.dataclass(frozen=True)
 class PropagationOptions:
     """Of expectation propagation."""
 
@@ -226,6 +239,7 @@ INDUCING = InducingOptions()
 MINIBATCH = MinibatchOptions()
 NEWTON = NewtonOptions()
 COLLAPSE = CollapseOptions()
+SMOOTH_START = SmoothStartOptions()
 TRAINING = TrainingOptions()
 PROPAGATION = PropagationOptions()
 LAPLACE = LaplaceOptions()

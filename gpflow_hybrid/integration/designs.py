@@ -92,7 +92,7 @@ def _by_points(
     look: Look, axes: Axes, tolerance: float, max_evaluations: int, seed: int
 ) -> Quadrature:
     d = len(axes.mode)
-    points = qmc.Sobol(d, scramble=True, rng=np.random.default_rng(seed))
+    points = qmc.Sobol(d, scramble=True, seed=np.random.default_rng(seed))
     z, nodes = np.empty((0, d)), []
     while True:
         uniform = points.random(len(z) or FIRST_POINTS)

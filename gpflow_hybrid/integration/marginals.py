@@ -53,7 +53,8 @@ def smooth_draws(z: Array, log_masses: Array, axes: Axes) -> Draws:
     d = z.shape[1]
     excess = log_masses + 0.5 * np.sum(z**2, 1)
     excess -= excess[np.argmax(log_masses)]
-    uniform = qmc.Sobol(d, scramble=True, rng=np.random.default_rng(0)).random(NUM_DRAWS)
+    # SciPy calls the argument rng from 1.15 on, and goes on to take this name.
+    uniform = qmc.Sobol(d, scramble=True, seed=np.random.default_rng(0)).random(NUM_DRAWS)
     new = DRAW_WIDTH * norm.ppf(np.clip(uniform, 1e-9, 1.0 - 1e-9))
     # Not to be believed beyond the nodes.
     fitted = np.clip(_through(z, excess, new), excess.min(), excess.max())

@@ -7,7 +7,7 @@ basin where the ELBO has several optima.
 from __future__ import annotations
 
 import tensorflow as tf
-from gpflow.likelihoods import Bernoulli, Likelihood, MultiClass, StudentT
+from gpflow.likelihoods import Bernoulli, Likelihood, MultiClass, Softmax, StudentT
 
 from ..sites import SiteValues, zeros_like
 from .density import Array
@@ -17,6 +17,12 @@ from .node_rules import point_derivatives
 def suggests_sites(likelihood: Likelihood) -> bool:
     """Whether they may be other than zero."""
     return isinstance(likelihood, MultiClass) or type(likelihood) in (StudentT, Bernoulli)
+
+
+def smooth_relative(likelihood: Likelihood) -> Likelihood | None:
+    """A log-concave likelihood of the same latents and labels, for one that is a step function of f: of
+    ``MultiClass``, whose latent of the label is the largest, ``Softmax``."""
+    return Softmax(likelihood.num_classes) if isinstance(likelihood, MultiClass) else None
 
 
 def first_sites(likelihood: Likelihood, Y: tf.Tensor, like: tf.Tensor) -> SiteValues:

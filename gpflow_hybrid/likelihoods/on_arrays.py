@@ -15,6 +15,7 @@ from .curvature import Curvature, curvature
 from .densities import Binding, density_of
 from .density import Density
 from .expectations import ExpectationGradients, has_independent_rule, quadrature_error
+from .first_sites import smooth_relative
 from .node_rules import (
     NodeRule,
     curvature_by,
@@ -49,6 +50,9 @@ class OnArrays:
 
     It holds no reference to the likelihood: graphs that hold it would keep that alive.
     """
+
+    smooth_relative: OnArrays | None = None
+    """Of a likelihood that has one, which has no parameters."""
 
     def __init__(self, likelihood: Likelihood, bind: Binding | None, rule: NodeRule | None) -> None:
         self._kind = type(likelihood)
@@ -222,7 +226,12 @@ def on_arrays(likelihood: Likelihood) -> OnArrays | None:
     rule = own_rule(likelihood, likelihood.latent_dim or 1, tf.float64)
     is_closed = isinstance(likelihood, ScalarLikelihood) and not has_independent_rule(likelihood)
     is_closed |= isinstance(likelihood, MultiClass)
-    return OnArrays(likelihood, bind, rule) if rule or is_closed else None
+    if not (rule or is_closed):
+        return None
+    found, relative = OnArrays(likelihood, bind, rule), smooth_relative(likelihood)
+    if relative is not None:
+        found.smooth_relative = on_arrays(relative)
+    return found
 
 
 def log_densities(likelihood: Likelihood, X: Array, Y: Array) -> Callable[[Array, Array], Array]:

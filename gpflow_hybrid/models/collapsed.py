@@ -95,7 +95,7 @@ class CollapsedModel(InferredModel):
         if not type(self).__module__.startswith("gpflow_hybrid.") or "training_loss" in vars(self):
             return None  # a subclass may have another loss
         limits = self._training_limits()
-        parts = ModelParts(self._method(), limits, self._first_sites, self._penalty)
+        parts = ModelParts(self._training_method(), limits, self._first_sites, self._penalty)
         return array_loss(self, parts)
 
     def predict_f_on_arrays(self, Xnew: Array) -> tuple[Array, Array] | None:
@@ -118,7 +118,7 @@ class CollapsedModel(InferredModel):
     def _infer_and_evaluate(self, variables: list[tf.Variable]) -> tuple[tf.Tensor, Gradients]:
         """The objective at ``λ*``, which is stored, and its gradient when it is asked for."""
         begun = self.sites.is_inferred()
-        found, gradients = self._evaluate(self._method(), self._start(), variables)
+        found, gradients = self._evaluate(self._training_method(), self._start(), variables)
         solution = found.solution
         # What has not converged is no objective: once training has begun a line search backs away from it.
         inaccurate = begun & (solution.residual > TRAINING.warn_residual)

@@ -15,6 +15,7 @@ from gpflow.mean_functions import MeanFunction
 from ..errors import InvalidPosteriorError
 from ..inference.common import Method
 from ..inference.reports import InferenceResult
+from ..inference.smooth_start import smoothly_started, starts_smoothly
 from ..inference.total_gradient import variational_inference
 from ..inference.variational import damped, natural_gradient_step
 from ..likelihoods.expectations import expectation_gradients
@@ -64,6 +65,10 @@ class CVIModel(WithObjective, CollapsedModel):
 
     def _method(self) -> Method:
         return variational_inference(power_of(self.objective))
+
+    def _training_method(self) -> Method:
+        method = self._method()
+        return smoothly_started(method) if starts_smoothly(self.likelihood) else method
 
     def infer(
         self, *, tolerance: float = 1e-6, max_steps: int = 200, lr: float | None = None

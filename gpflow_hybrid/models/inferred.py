@@ -47,6 +47,10 @@ class InferredModel(SiteModel):
     def _method(self) -> Method:
         """How sites are found and which value is learnt from."""
 
+    def _training_method(self) -> Method:
+        """The same for a training loss, which may choose its start."""
+        return self._method()
+
     def infer(self, *, tolerance: float = 1e-6, max_steps: int = 200) -> InferenceResult:
         """Bring the sites to the fixed point from where they are, and say how it went.
 
@@ -213,7 +217,7 @@ class InferredModel(SiteModel):
     def _solve_again(self) -> Diagnosis:
         """``λ*`` for the present hyperparameters, as a training loss finds it."""
         method, start, limits = self._method(), self._start(), self._training_limits()
-        first = self._diagnose(method, start, limits)
+        first = self._diagnose(self._training_method(), start, limits)
         old = first.solution
         is_cold = not any(tf.reduce_any(x != 0.0) for x in start)
         if old.residual <= COLLAPSE.acceptable_residual or is_cold:

@@ -346,7 +346,9 @@ def test_log_prob_far_out(label: float) -> None:
     np.testing.assert_allclose(
         np.take(first, order), [sign * (x + 1 / x - 2 / x**3), 0.0], rtol=1e-15
     )
-    np.testing.assert_allclose(np.take(second, order), [-1 + 1 / x**2, 0.0], rtol=1e-14)
+    # TensorFlow 2.16 rounds this difference of large numbers otherwise than later versions, to 1.7e-14.
+    rtol = 1e-14 if tf.__version__ >= "2.17" else 2e-14
+    np.testing.assert_allclose(np.take(second, order), [-1 + 1 / x**2, 0.0], rtol=rtol)
 
 
 def test_conditional_moments_keep_both_tails() -> None:

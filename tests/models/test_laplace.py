@@ -86,10 +86,11 @@ def test_value_gradient_and_mode_are_scikit_learns(
     )
     mode = theirs.base_estimator_.f_cached
     np.testing.assert_allclose(mean_at_data(model)[:, 0], mode, rtol=0.0, atol=1e-8)
-    for found, latent in zip(
-        model.predict_f(X_new), theirs.latent_mean_and_variance(X_new), strict=True
-    ):
-        np.testing.assert_allclose(found[:, 0], latent, rtol=1e-6, atol=1e-6)
+    if hasattr(theirs, "latent_mean_and_variance"):  # from 1.7 on
+        for found, latent in zip(
+            model.predict_f(X_new), theirs.latent_mean_and_variance(X_new), strict=True
+        ):
+            np.testing.assert_allclose(found[:, 0], latent, rtol=1e-6, atol=1e-6)
     # d/d log σ² and d/d log ℓ, from ours in u: σ² = softplus(u), dσ²/du = 1 − exp(−σ²).
     parameters = (kernel.variance, kernel.lengthscales)
     by_name = dict(

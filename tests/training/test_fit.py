@@ -19,6 +19,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import gpflow_hybrid as gh
+from gpflow_hybrid import interrupts
 from gpflow_hybrid.training import (
     AnyOf,
     Drift,
@@ -28,7 +29,6 @@ from gpflow_hybrid.training import (
     NaturalGradientSteps,
     ObjectiveTolerance,
     VEMTrainer,
-    interrupts,
 )
 from tests.training.cases import (
     NEVER,
