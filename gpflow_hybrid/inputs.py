@@ -116,9 +116,8 @@ def numeric_array(name: str, value: Any) -> npt.NDArray[Any]:
     """An array of numbers or truth values; what is missing in a table or a masked array is NaN."""
     if isinstance(value, np.ma.MaskedArray):
         value = np.ma.filled(value.astype(np.float64), np.nan)
-    if hasattr(
-        value, "to_numpy"
-    ):  # a table or a column of one, perhaps of types with missing values
+    table = value
+    if hasattr(value, "to_numpy"):  # or a column of one, perhaps of types with missing values
         value = _from_table(value)
     try:
         array = np.asarray(value)
@@ -129,8 +128,27 @@ def numeric_array(name: str, value: Any) -> npt.NDArray[Any]:
         remedy = ""
         if name == "Y" and array.dtype.kind in "OSUT":
             remedy = " Number the classes: np.unique(Y, return_inverse=True)[1].reshape(-1, 1)."
-        raise InvalidDataError(f"{name} must be numeric; found dtype {array.dtype}.{remedy}")
+        columns = _other_columns(table)
+        if columns and not remedy:
+            remedy = " Encode such columns, or leave them out."
+        found = f"dtype {array.dtype}{columns}"
+        raise InvalidDataError(f"{name} must be numeric; found {found}.{remedy}")
     return array
+
+
+def _other_columns(table: Any) -> str:
+    """Which columns of a table hold no numbers, in words."""
+    kinds: Any = getattr(table, "dtypes", None)
+    if not hasattr(kinds, "items"):
+        return ""
+    found = [f"{str(name)!r} ({kind})" for name, kind in kinds.items() if not _is_numeric(kind)]
+    return (
+        f" by the columns {', '.join(found[:3])}{', …' if len(found) > 3 else ''}" if found else ""
+    )
+
+
+def _is_numeric(kind: Any) -> bool:
+    return getattr(kind, "kind", "O") in "fiub"
 
 
 def _from_table(table: Any) -> Any:

@@ -34,6 +34,14 @@ MOST_PAUSES = 12
 """Times that a worker may be found paused in a row before it is given up."""
 
 
+class _TaskError(Exception):
+    """What a task itself has raised: no fault of the cluster's."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+
 class ClusterEvent(NamedTuple):
     """Something that happened to the cluster."""
 
@@ -47,6 +55,13 @@ class Holding:
 
     :param sources: what each is made from, again if need be.
     """
+
+    _task = "A sum over the rows"
+    _remedy = "raise num_shards, or give workers more"
+    _where_left = (
+        "The model is as its last loss has left it: start a scheduler and workers, make new shards with a "
+        "new client, and go on from here or from a checkpoint."
+    )
 
     def __init__(self, client: Any, sources: Sequence[Source]) -> None:
         self.client = client
@@ -111,6 +126,10 @@ class Holding:
                 self._look()
                 self._await_worker()
                 self._relieve_paused()
+        for future in futures:
+            if future.status == "error":
+                error = future.exception()
+                raise _TaskError(error) if isinstance(error, (OSError, RuntimeError)) else error
         found: list[Any] = self.client.gather(futures)
         return found
 
@@ -129,6 +148,8 @@ class Holding:
             except GPflowHybridError as error:
                 self.failure = error  # what TensorFlow makes of it inside a graph has other words
                 raise
+            except _TaskError as found:
+                raise found.error from None
             except (
                 CancelledError,
                 KilledWorker,
@@ -141,9 +162,9 @@ class Holding:
                 self._require_scheduler(error)
                 if left == 0:
                     self.failure = ClusterError(
-                        f"A sum over the rows was lost {MAX_ATTEMPTS} times, at last by "
+                        f"{self._task} was lost {MAX_ATTEMPTS} times, at last by "
                         f"{type(error).__name__}: {error}. See the logs of the workers; one that runs "
-                        "out of memory is killed: raise num_shards, or give workers more."
+                        f"out of memory is killed: {self._remedy}."
                     )
                     raise self.failure from error
                 self._look()
@@ -180,9 +201,7 @@ class Holding:
         if self.client.status == "running" and reason != "scheduler-connection-lost":
             return
         self.failure = ClusterError(
-            f"The scheduler at {self.address} was lost. The model is as its last loss has left it: start "
-            "a scheduler and workers, make new shards with a new client, and go on from here or from a "
-            "checkpoint."
+            f"The scheduler at {self.address} was lost, or the client was closed. {self._where_left}"
         )
         raise self.failure from error
 
@@ -230,9 +249,10 @@ class Holding:
             )
         given_up = [address for address, count in self._pauses.items() if count > MOST_PAUSES]
         if given_up:
+            remedy = self._remedy[0].upper() + self._remedy[1:]
             raise ClusterError(
                 f"The worker {given_up[0]} stays paused: its memory is nearly full without any "
-                "projections. Raise num_shards, or give workers more memory."
+                f"projections. {remedy} memory."
             )
 
     def _consequence(self, address: str) -> str:

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import cloudpickle
+import gpflow
 
 from ..display import progress_bar
-from ..errors import ClusterError, GPflowHybridError
+from .holding import Holding
 from .shard import prepare_process
 from .workers import check_client, require_workers
+
+
+class _Jobs(Holding):
+    """Jobs in the hands of a cluster: without shards, and with other words."""
+
+    _task = "A job"
+    _remedy = "give workers more"
+    _where_left = "Start a scheduler and workers, and begin again with a new client."
+
+    def _consequence(self, address: str) -> str:
+        return "what it had not finished is done by others"
 
 
 def run_jobs(
@@ -23,41 +34,48 @@ def run_jobs(
     *,
     progress: bool | None = False,
 ) -> list[Any]:
-    """``function(common, job)`` of every job, in their order, wherever they ran.
+    """``function(common, job)`` of every job, in their order, wherever they ran, under GPflow's
+    configuration of this process.
 
-    A job whose worker is lost is given to another by Dask. What a job raises is raised here.
+    A job whose worker is lost is given to another, and said (:class:`~gpflow_hybrid.ClusterWarning`). What
+    a job raises is raised here.
 
     :param name: of the tasks, on Dask's dashboard.
     :param common: what all jobs are given; sent once.
     """
-    from distributed import CancelledError, KilledWorker, as_completed
-
     check_client(client)
     require_workers(client)
-    address = str(client.scheduler.address)
-    run = uuid.uuid4().hex[:8]
-    sent = client.submit(bytes, cloudpickle.dumps((function, common)), key=f"{name}-{run}-common")
+    held = _Jobs(client, [])
+    shared = cloudpickle.dumps((function, common, gpflow.config.config()))
     pickled = [cloudpickle.dumps(job) for job in jobs]
-    keys = [f"{name}-{run}-{i}" for i in range(len(jobs))]
-    futures = client.map(_run, [sent] * len(jobs), pickled, key=keys, pure=False)
-    try:
-        with progress_bar(progress, total=len(jobs), desc=name, leave=False) as bar:
-            for _ in as_completed(futures, loop=client.loop):
-                bar.update(1)
-        return [cloudpickle.loads(future.result()) for future in futures]
-    except GPflowHybridError:
-        raise
-    except (CancelledError, KilledWorker, OSError) as error:
-        raise ClusterError(
-            f"A job ({name}) was lost on the cluster at {address}: {type(error).__name__}: {error}. "
-            "See the logs of its workers; one that runs out of memory is killed."
-        ) from error
-    finally:
-        for future in futures:
-            future.release()
+    found: dict[int, bytes] = {}
+
+    with progress_bar(progress, total=len(jobs), desc=name, leave=False) as bar:
+
+        def attempt() -> None:
+            """Those that are not done yet."""
+            left = [i for i in range(len(jobs)) if i not in found]
+            options = {"pure": False, **held.where()}
+            sent = client.submit(bytes, shared, key=held.key(f"{name}-common", 0), **options)
+            keys = [held.key(name, i) for i in left]
+            given = ([sent] * len(left), [pickled[i] for i in left])
+            futures = client.map(_run, *given, key=keys, **options)
+            try:
+                for future in futures:
+                    future.add_done_callback(lambda x: bar.update(x.status == "finished"))
+                held.gathered(futures)
+            finally:
+                for i, future in zip(left, futures, strict=True):
+                    if future.status == "finished" and client.status == "running":
+                        found[i] = future.result()
+                    future.release()
+
+        held.with_faults(attempt)
+    return [cloudpickle.loads(found[i]) for i in range(len(jobs))]
 
 
-def _run(common: bytes, job: bytes) -> bytes:
+def _run(shared: bytes, job: bytes) -> bytes:
     prepare_process()
-    function, shared = cloudpickle.loads(common)
-    return cloudpickle.dumps(function(shared, cloudpickle.loads(job)))
+    function, common, config = cloudpickle.loads(shared)
+    with gpflow.config.as_context(config):
+        return cloudpickle.dumps(function(common, cloudpickle.loads(job)))

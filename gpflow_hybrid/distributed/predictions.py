@@ -9,12 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
+import gpflow
 import numpy as np
 import tensorflow as tf
 from gpflow.models import GPModel
 
 from ..errors import GPflowHybridError, InvalidDataError
 from ..priors.protocol import Array
+from .shard import prepare_process
 from .sources import aligned, check_chunk, with_equal_parts, with_own_keys
 from .workers import require_dask
 
@@ -68,6 +70,8 @@ def _predicted(model: GPModel, method: str, X: Any, number: int, Y: Any = None) 
     import dask.array as da
     from dask.delayed import delayed
 
+    if not isinstance(model, GPModel):
+        raise InvalidDataError(f"model must be a GPflow model; found {type(model).__name__}.")
     X = _as_dask("Xnew" if Y is None else "X", X)
     if Y is not None:
         X, Y = aligned(X, Y)
@@ -75,7 +79,8 @@ def _predicted(model: GPModel, method: str, X: Any, number: int, Y: Any = None) 
         parameter
     ) in model.parameters:  # sites that follow the hyperparameters do so when they are read
         parameter.numpy()
-    pickled = cloudpickle.dumps(model)
+    # With GPflow's configuration, whose jitter is part of a prediction.
+    pickled = cloudpickle.dumps((model, gpflow.config.config()))
     token = hashlib.sha1(pickled).hexdigest()[:16]
     sent = delayed(pickled, name=f"model-{token}")
     blocks = [row[0] for row in X.to_delayed()]
@@ -107,12 +112,15 @@ def _predict(
 ) -> tuple[Any, ...]:
     kept = _kept_model(token)
     if "model" not in kept:
+        prepare_process()
         kept["model"] = pickle.loads(pickled)
-    predict: Callable[..., Any] = getattr(kept["model"], method)
+    model, config = kept["model"]
+    predict: Callable[..., Any] = getattr(model, method)
     try:
-        if Y is not None:
-            check_chunk(len(X), len(Y))
-            return (np.asarray(predict((X, Y))),)
-        return tuple(tf.convert_to_tensor(x).numpy() for x in predict(X))
+        with gpflow.config.as_context(config):
+            if Y is not None:
+                check_chunk(len(X), len(Y))
+                return (np.asarray(predict((X, Y))),)
+            return tuple(tf.convert_to_tensor(x).numpy() for x in predict(X))
     except GPflowHybridError as error:
         raise type(error)(f"Chunk {chunk} of the rows, counted from its first: {error}") from None

@@ -248,7 +248,10 @@ def prepare_process() -> None:
 def _prepare_process() -> None:
     from distributed import get_worker
 
-    worker = get_worker()
+    try:
+        worker = get_worker()
+    except ValueError:  # Dask computes here, without a cluster
+        return
     if worker.address.startswith("inproc:"):
         return
     limit_threads(1)

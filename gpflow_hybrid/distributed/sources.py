@@ -102,18 +102,22 @@ def with_equal_parts(X: Any, Y: Any) -> tuple[Any, Any]:
     if len(tables) < 2 or X.npartitions != Y.npartitions:
         return X, Y
     import dask.dataframe as frames
+    import pandas
 
-    both = frames.map_partitions(_side_by_side, X, Y, align_dataframes=False).to_dask_array()
     width = len(X.columns)
+    nothing = pandas.DataFrame(np.zeros((0, width + len(Y.columns))))
+    options = {"align_dataframes": False, "meta": nothing}
+    both = frames.map_partitions(_side_by_side, X, Y, **options).to_dask_array()
     return both[:, :width], both[:, width:]
 
 
 def _side_by_side(X: Any, Y: Any) -> Any:
-    """Two tables as one, without their indices."""
+    """Two tables as one of numbers, without their indices."""
     import pandas
 
     check_chunk(len(X), len(Y))
-    return pandas.concat([x.reset_index(drop=True) for x in (X, Y)], axis=1)
+    both = [numeric_array(name, x).astype(np.float64) for name, x in (("X", X), ("Y", Y))]
+    return pandas.DataFrame(np.concatenate(both, axis=1))
 
 
 def check_chunk(num_X: int, num_Y: int) -> None:
@@ -202,8 +206,8 @@ def aligned(X: Any, Y: Any) -> tuple[Any, Any]:
     if X.numblocks[0] != Y.numblocks[0]:
         raise InvalidDataError(
             "X and Y must have the same chunks of rows where their lengths are not known; found "
-            f"{X.numblocks[0]} and {Y.numblocks[0]}. Take both from one DataFrame, or call "
-            "compute_chunk_sizes() on both."
+            f"{X.numblocks[0]} and {Y.numblocks[0]}. Take both from one DataFrame, or give their "
+            "lengths: to_dask_array(lengths=True) of a DataFrame, compute_chunk_sizes() of an array."
         )
     return X, Y
 

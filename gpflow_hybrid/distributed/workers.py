@@ -101,7 +101,15 @@ def require_workers(client: Any) -> dict[str, int]:
             f"The scheduler at {client.scheduler.address} has no workers. Start some, dask worker "
             f"{client.scheduler.address}, or client.wait_for_workers(1)."
         )
-    reasons = refused(versions_on(client, list(threads)))
+    from distributed.comm.core import CommClosedError
+
+    try:
+        reasons = refused(versions_on(client, list(threads)))
+    except (CommClosedError, OSError) as error:
+        raise ClusterError(
+            f"The scheduler at {client.scheduler.address} was lost while its workers were asked for "
+            "their versions. Start a scheduler and workers, and begin again with a new client."
+        ) from error
     if reasons:
         address, reason = next(iter(reasons.items()))
         more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""

@@ -106,7 +106,10 @@ def annealed_importance_sampling(
         1, min(tuning.ANNEALED_CHAINS // plan.num_chains, tuning.ANNEALED_FLOATS // num_floats)
     )
     if client is not None:  # at least one batch for every thread
-        num_threads = sum(client.nthreads().values()) if hasattr(client, "nthreads") else 1
+        from ..distributed.workers import check_client
+
+        check_client(client)
+        num_threads = sum(client.nthreads().values())
         size = min(size, -(-len(settings.values) // max(1, num_threads)))
     outputs: dict[int, SettingOutput] = {}
     num_settings = len(settings.values)
