@@ -155,6 +155,14 @@ def test_data_that_are_not_numbers(name: str, bad: Any) -> None:
         build(**data)
 
 
+def test_columns_without_numbers_are_named() -> None:
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"age": [30.0] * N, "town": ["Bonn"] * N, "sex": [None] * N})
+    words = r"^X must be numeric; .* by the columns 'town' \(.*\), 'sex' \(object\)\. Encode such"
+    with pytest.raises(InvalidDataError, match=words):
+        build(table, column(0.0))
+
+
 def test_integer_variable_inputs_are_refused_with_the_remedy() -> None:
     with pytest.raises(InvalidDataError, match="^X is a tf.Variable of int64; make it float64"):
         build(tf.Variable(np.arange(N)[:, None]), column(0.0))

@@ -56,13 +56,6 @@ class Holding:
     :param sources: what each is made from, again if need be.
     """
 
-    _task = "A sum over the rows"
-    _remedy = "raise num_shards, or give workers more"
-    _where_left = (
-        "The model is as its last loss has left it: start a scheduler and workers, make new shards with a "
-        "new client, and go on from here or from a checkpoint."
-    )
-
     def __init__(self, client: Any, sources: Sequence[Source]) -> None:
         self.client = client
         self.address = str(client.scheduler.address)
@@ -123,7 +116,7 @@ class Holding:
                 break
             except (TimeoutError, asyncio.TimeoutError):  # two classes before Python 3.11
                 interrupts.check()
-                self._look()
+                self.look()
                 self._await_worker()
                 self._relieve_paused()
         for future in futures:
@@ -142,7 +135,7 @@ class Holding:
         for left in reversed(range(MAX_ATTEMPTS)):
             try:
                 if time.monotonic() - self._looked > LOOK_SECONDS:
-                    self._look()
+                    self.look()
                 self._await_worker()
                 return attempt()
             except GPflowHybridError as error:
@@ -161,13 +154,9 @@ class Holding:
             ) as error:
                 self._require_scheduler(error)
                 if left == 0:
-                    self.failure = ClusterError(
-                        f"{self._task} was lost {MAX_ATTEMPTS} times, at last by "
-                        f"{type(error).__name__}: {error}. See the logs of the workers; one that runs "
-                        f"out of memory is killed: {self._remedy}."
-                    )
+                    self.failure = ClusterError(self._given_up(error))
                     raise self.failure from error
-                self._look()
+                self.look()
         raise AssertionError
 
     def _await_worker(self) -> None:
@@ -193,19 +182,17 @@ class Holding:
                     "Ctrl-C can end, waits without a limit."
                 )
             time.sleep(LOOK_SECONDS)
-            self._look()
+            self.look()
 
     def _require_scheduler(self, error: BaseException) -> None:
         """Raise if it is the scheduler that was lost."""
         reason = getattr(error, "reason", "")
         if self.client.status == "running" and reason != "scheduler-connection-lost":
             return
-        self.failure = ClusterError(
-            f"The scheduler at {self.address} was lost, or the client was closed. {self._where_left}"
-        )
+        self.failure = ClusterError(self._scheduler_lost())
         raise self.failure from error
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Ask who is there, and say who came or left."""
         self._looked = time.monotonic()
         try:
@@ -249,11 +236,24 @@ class Holding:
             )
         given_up = [address for address, count in self._pauses.items() if count > MOST_PAUSES]
         if given_up:
-            remedy = self._remedy[0].upper() + self._remedy[1:]
             raise ClusterError(
                 f"The worker {given_up[0]} stays paused: its memory is nearly full without any "
-                f"projections. {remedy} memory."
+                "projections. Give workers more memory, or less to hold at a time (num_shards)."
             )
+
+    def _given_up(self, error: BaseException) -> str:
+        return (
+            f"A sum over the rows was lost {MAX_ATTEMPTS} times, at last by {type(error).__name__}: "
+            f"{error}. See the logs of the workers; one that runs out of memory is killed: raise "
+            "num_shards, or give workers more."
+        )
+
+    def _scheduler_lost(self) -> str:
+        return (
+            f"The scheduler at {self.address} was lost, or the client was closed. The model is as its "
+            "last loss has left it: start a scheduler and workers, make new shards with a new client, "
+            "and go on from here or from a checkpoint."
+        )
 
     def _consequence(self, address: str) -> str:
         """What becomes of the shards that a worker held."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import cloudpickle
 import gpflow
 
 from ..display import progress_bar
-from .holding import Holding
+from ..errors import ClusterError
+from .holding import MAX_ATTEMPTS, Holding
 from .shard import prepare_process
 from .workers import check_client, require_workers
 
@@ -17,9 +19,17 @@ from .workers import check_client, require_workers
 class _Jobs(Holding):
     """Jobs in the hands of a cluster: without shards, and with other words."""
 
-    _task = "A job"
-    _remedy = "give workers more"
-    _where_left = "Start a scheduler and workers, and begin again with a new client."
+    def _given_up(self, error: BaseException) -> str:
+        return (
+            f"A job was lost {MAX_ATTEMPTS} times, at last by {type(error).__name__}: {error}. See the "
+            "logs of the workers; one that runs out of memory is killed: give them more."
+        )
+
+    def _scheduler_lost(self) -> str:
+        return (
+            f"The scheduler at {self.address} was lost, or the client was closed. Start a scheduler and "
+            "workers, and begin again with a new client."
+        )
 
     def _consequence(self, address: str) -> str:
         return "what it had not finished is done by others"
@@ -71,6 +81,8 @@ def run_jobs(
                     future.release()
 
         held.with_faults(attempt)
+    with suppress(ClusterError):  # Dask may have passed on by itself what a worker has left
+        held.look()
     return [cloudpickle.loads(found[i]) for i in range(len(jobs))]
 
 

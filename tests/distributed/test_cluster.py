@@ -143,7 +143,15 @@ def chunked(X: Any, Y: Any, kind: str, folder: Path) -> tuple[Any, Any]:
         both = da.from_array(np.hstack([X, Y]), chunks=(30, 3))
         both = both[both[:, 0] > -np.inf]
         return both[:, :2], both[:, 2:]
+    if kind == "zarr":
+        pytest.importorskip("zarr")  # not in the oldest environment
+        for name, array in (("X", X), ("Y", Y)):
+            da.from_array(array, chunks=(40, 1)).to_zarr(str(folder / name))
+        return da.from_zarr(str(folder / "X")), da.from_zarr(str(folder / "Y"))
     table = pandas.DataFrame(np.hstack([X, Y]), columns=["a", "b", "y"])
+    if kind == "other types":
+        labels = frames.from_pandas(table[["y"]].astype("boolean"), npartitions=3)
+        return frames.from_pandas(table[["a", "b"]].astype("Float64"), npartitions=3), labels
     if kind == "other indices":  # rows belong together as they come
         labels = table[["y"]].set_axis(np.arange(100)[::-1])
         return tuple(
@@ -173,7 +181,9 @@ def chunked(X: Any, Y: Any, kind: str, folder: Path) -> tuple[Any, Any]:
         "table",
         "frame",
         "other indices",
+        "other types",
         "parquet",
+        "zarr",
         "csv",
     ],
 )
@@ -321,6 +331,12 @@ def test_trainer_takes_shards(client: Client) -> None:
     assert_same(there.trainable_variables, here.trainable_variables)
 
 
+def worded(array: Any) -> Any:
+    """A table whose second column holds words."""
+    table = pandas.DataFrame(np.array(array), columns=["a", "b"])
+    return frames.from_pandas(table.assign(b="high"), npartitions=2)
+
+
 def frame_of(array: Any) -> Any:
     table = pandas.DataFrame(np.array(array))
     table.iloc[5, 0] = np.nan
@@ -335,6 +351,7 @@ def frame_of(array: Any) -> Any:
         (lambda X, Y: (X[:0], Y[:0]), "at least one row"),
         (lambda X, Y: (da.from_array(X), da.from_array(Y[:-1])), "same number of rows"),
         (lambda X, Y: (X.astype(str), Y), "X must be numeric"),
+        (lambda X, Y: (worded(X), frame_of(Y)), r"X must be numeric; .*by the columns 'b' \(str"),
         (lambda X, Y: (frame_of(X).dropna(), frame_of(Y)), "in every chunk; found 29 and 30. Take"),
     ],
 )

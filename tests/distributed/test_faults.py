@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -16,11 +17,13 @@ import gpflow
 import numpy as np
 import pytest
 import tensorflow as tf
+from dask import delayed
 from distributed.core import Status
 
 import gpflow_hybrid as gh
 from gpflow_hybrid import tuning
 from gpflow_hybrid.distributed import ShardedRows, holding, shard, worker_memory
+from gpflow_hybrid.distributed.jobs import run_jobs
 from tests.distributed.conftest import ROOT, Processes, problem
 
 EXACT = 1e-9
@@ -160,6 +163,62 @@ def test_waiting_for_a_worker_can_be_ended(processes: Processes, monkeypatch: An
             (gh.ClusterError, tf.errors.OpError), match="No worker has come to tcp://"
         ):
             learn(model, rows)
+
+
+def work(folder: str, job: int) -> float:
+    """Long enough to be killed at, and it is seen that it was begun."""
+    Path(folder, f"{job}-{os.getpid()}").touch()
+    time.sleep(0.3)
+    return 2.0 * job
+
+
+def test_worker_killed_at_a_job(processes: Processes, tmp_path: Path) -> None:
+    for _ in range(2):
+        processes.add_worker()
+    folder = tmp_path / "begun"
+    folder.mkdir()
+    victim = sorted(processes.client.nthreads())[0]
+    pid = processes.client.run(os.getpid, workers=[victim])[victim]
+
+    def kill() -> None:
+        while not list(folder.glob(f"*-{pid}")):
+            time.sleep(0.01)
+        os.kill(pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with pytest.warns(gh.ClusterWarning, match=f"The worker {victim} was lost; what it had not"):
+        found = run_jobs(processes.client, "work", work, str(folder), list(range(8)))
+    killer.join()
+    assert found == [2.0 * job for job in range(8)]
+
+
+def test_scheduler_lost_at_a_job(processes: Processes, tmp_path: Path) -> None:
+    processes.add_worker()
+
+    def kill() -> None:
+        while not list(tmp_path.glob("0-*")):
+            time.sleep(0.01)
+        processes.scheduler.kill()
+
+    threading.Thread(target=kill).start()
+    with pytest.raises(
+        gh.ClusterError, match=r"was lost, or the client was closed\. Start a sched"
+    ):
+        run_jobs(processes.client, "work", work, str(tmp_path), list(range(8)))
+
+
+def unreadable(size: int) -> Any:
+    raise OSError("the disk is gone")
+
+
+def test_rows_that_cannot_be_read_are_not_the_cluster_s_fault(processes: Processes) -> None:
+    """What reading raises is raised as it is, and once."""
+    processes.add_worker()
+    X, Y, _ = problem(120)
+    block = da.from_delayed(delayed(unreadable)(120), X.shape, float)
+    with pytest.raises(OSError, match="the disk is gone"):
+        gh.distributed.shards(processes.client, block, da.from_array(Y, chunks=120))
 
 
 @pytest.mark.slow

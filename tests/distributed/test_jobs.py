@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import dask.array as da
@@ -168,10 +169,49 @@ def test_settings_of_compared_evidence(client: Client) -> None:
     assert alone["elbo"].value == pytest.approx(expected[1]["elbo"].value, rel=1e-9)
 
 
-def refuse(common: str, job: int) -> None:
-    raise gh.InvalidDataError(f"{common} {job}")
+def refuse(common: type[Exception], job: int) -> None:
+    raise common(f"not this {job}")
 
 
-def test_what_a_job_raises_is_raised_here(client: Client) -> None:
-    with pytest.raises(gh.InvalidDataError, match="not this 1"):
-        run_jobs(client, "refuse", refuse, "not this", [1, 2])
+@pytest.mark.parametrize("kind", [gh.InvalidDataError, RuntimeError, OSError])
+def test_what_a_job_raises_is_raised_here(client: Client, kind: type[Exception]) -> None:
+    """At once: it is no fault of the cluster's, after which a job is begun again."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(kind, match="not this 1"):
+            run_jobs(client, "refuse", refuse, kind, [1, 2])
+
+
+def jitter_of(common: None, job: int) -> float:
+    return gpflow.config.default_jitter()
+
+
+def test_workers_compute_under_this_process_s_configuration(client: Client) -> None:
+    with gpflow.config.as_context(gpflow.config.Config(jitter=1e-3)):
+        assert run_jobs(client, "jitter", jitter_of, None, [1, 2]) == [1e-3, 1e-3]
+        X, Y, _ = problem(30)
+        vgp = gpflow.models.VGP((X, Y), gpflow.kernels.Matern52(), gpflow.likelihoods.Bernoulli())
+        vgp.q_mu.assign(Y - 0.5)
+        mean, _ = gh.distributed.predict_f(vgp, da.from_array(X, chunks=20))
+        expected = vgp.predict_f(X)[0]
+    np.testing.assert_allclose(client.compute(mean).result(), expected, rtol=1e-9)
+    assert np.max(np.abs(expected - vgp.predict_f(X)[0])) > 1e-6
+
+
+def test_predictions_need_no_cluster() -> None:
+    """Dask's own schedulers take them too."""
+    X, Y, make = problem(90)
+    model = make()
+    model.infer((X, Y))
+    mean, _ = gh.distributed.predict_f(model, da.from_array(X, chunks=40))
+    found = mean.compute(scheduler="synchronous")
+    np.testing.assert_allclose(found, model.predict_f(X)[0], rtol=1e-9)
+    with pytest.raises(gh.InvalidDataError, match="model must be a GPflow model; found Matern52"):
+        gh.distributed.predict_f(gpflow.kernels.Matern52(), da.from_array(X))
+
+
+def test_annealing_refuses_what_is_no_client() -> None:
+    with pytest.raises(
+        gh.InvalidDataError, match=r"client must be a distributed.Client; found str"
+    ):
+        gh.annealed_importance_sampling(dense(), client="tcp://127.0.0.1:8786")
