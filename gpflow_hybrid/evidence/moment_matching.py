@@ -1,4 +1,4 @@
-"""Sites that give q the posterior's own width, for all settings at once.
+"""Sites that give q the posterior's own width.
 
 Annealing may start at any q, but not every q makes a good start: that of variational inference is
 narrower than the posterior, and chains that begin inside do not reach its rim in any reasonable
@@ -12,10 +12,14 @@ from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from gpflow.likelihoods import Likelihood
+from gpflow.likelihoods import Likelihood, ScalarLikelihood
 
 from ..compilation import call_compiled
+from ..inference.propagation import propagate
+from ..inference.servers import run
 from ..likelihoods.ratios import log_expected_ratio
+from ..priors import DensePrior
+from ..sites import SiteValues
 from .bases import Base, FactoredPrior, marginal_variance, rows, site_base
 
 MAX_STEPS = 60
@@ -39,8 +43,28 @@ def match_moments(
     likelihood: Likelihood, X: tf.Tensor, Y: tf.Tensor, prior: FactoredPrior
 ) -> MatchedSites:
     """Sites whose q has the mean and variance of ``q(f) p(yₙ|f) / tₙ(f)`` at every datum."""
+    if isinstance(likelihood, ScalarLikelihood):
+        return _propagated(likelihood, X, Y, prior)
     key = ("evidence", "match_moments")
     return call_compiled(likelihood, key, _match, X, Y, *prior)
+
+
+def _propagated(
+    likelihood: Likelihood, X: tf.Tensor, Y: tf.Tensor, prior: FactoredPrior
+) -> MatchedSites:
+    """By :class:`~gpflow_hybrid.EPModel`'s iteration, one setting after the other."""
+    found = []
+    for mean, chol in zip(prior.mean.numpy(), prior.chol.numpy(), strict=True):
+        host = DensePrior(chol @ chol.swapaxes(-1, -2), np.ascontiguousarray(mean.T))
+        start = SiteValues(*np.zeros((2, *host.mean.shape), mean.dtype))
+        found.append(run(propagate(1.0, host, start, TOLERANCE, MAX_STEPS), likelihood, (X, Y)))
+        host.close()
+    lambda_1, lambda_2 = (
+        tf.constant(np.stack([x.T for x in part]))
+        for part in zip(*(solution.sites for solution in found), strict=True)
+    )
+    usable = [bool(x.has_started and x.residual < USABLE_RESIDUAL) for x in found]
+    return MatchedSites(lambda_1, lambda_2, tf.constant(usable))
 
 
 class _Step(NamedTuple):
