@@ -161,14 +161,7 @@ class Holding:
 
     def _await_worker(self) -> None:
         """However long it takes where Ctrl-C ends it: what is sent where nobody is fails after half a
-        minute. What Dask reads it keeps for the workers that are gone, whoever comes instead: there is no
-        use in waiting."""
-        if not self._threads and any(source.is_recomputed for source in self.sources):
-            raise ClusterError(
-                f"No worker is left at {self.address} to read the rows again. The model is as its last "
-                "loss has left it: start workers, make new shards, and go on from here, or from a "
-                "checkpoint."
-            )
+        minute."""
         if not self._threads:
             self._say("No worker is left: waiting for one.")
         is_endless = threading.current_thread() is threading.main_thread()

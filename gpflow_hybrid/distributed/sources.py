@@ -63,11 +63,11 @@ class ChunkSource(Source):
         self.X, self.Y = X, Y
 
     def place(self, client: Any, workers: Sequence[str], name: str) -> Any:
-        from dask.delayed import delayed
-
-        made = delayed(shard_of_blocks, pure=False)(self.X, self.Y, dask_key_name=name)
         where = {"workers": list(workers), "allow_other_workers": True} if workers else {}
-        return client.compute(made, **where)
+        # The blocks may be read anywhere: where all workers that a task may run on are gone, a scheduler
+        # never gives it to those that come, whether others are allowed or not.
+        X, Y = ([client.compute(row) for row in rows] for rows in (self.X, self.Y))
+        return client.submit(shard_of_blocks, X, Y, key=name, pure=False, **where)
 
 
 def shard_of_blocks(X: Sequence[Sequence[Any]], Y: Sequence[Sequence[Any]]) -> Shard:
