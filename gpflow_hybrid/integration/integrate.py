@@ -119,7 +119,8 @@ def integrate_hyperparameters(
         else:
             found = integrate_by_design(target.node, axes, tolerance, max_evaluations, seed)
         masses = np.array([n.log_density for n in found.nodes]) + axes.log_volume(found.z)
-        draws = smooth_draws(found.z[masses > -np.inf], masses[masses > -np.inf], axes)
+        has_mass = masses > -np.inf
+        draws = smooth_draws(found.z[has_mass], masses[has_mass], axes, found.step)
     weights, nodes = _that_count(found, NEGLIGIBLE * tolerance)
     values = target.values(np.stack([node.x for node in nodes]))
     return HyperparameterPosterior(

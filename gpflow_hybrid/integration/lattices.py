@@ -47,6 +47,8 @@ class Quadrature(NamedTuple):
     has_converged: bool
     description: str
     log_evidence_error: float = 0.0
+    step: float | None = None
+    """Of a lattice, in standard deviations."""
 
 
 def predictive(nodes: list[Node], log_weights: Array) -> Array:
@@ -167,6 +169,7 @@ class Lattice:
             change,
             has_converged,
             f"a lattice of {len(keys)} settings, {self._step:g} standard deviations apart",
+            step=self._step,
         )
 
 

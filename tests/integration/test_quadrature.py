@@ -190,7 +190,7 @@ def test_marginals_of_a_skew_normal() -> None:
     axes = axes_at(mode_of(log_density, 2), with_gradient(log_density))
     found = Lattice(look_at(log_density), axes, 1000).integrate(1e-2)
     masses = np.array([n.log_density for n in found.nodes]) + axes.log_volume(found.z)
-    draws = smooth_draws(found.z, masses, axes)
+    draws = smooth_draws(found.z, masses, axes, found.step)
     for column, slope in enumerate((2.0, -1.0)):
         one = marginal("x", draws.x[:, column], draws.weights)
         exact = skewnorm(slope)
@@ -200,3 +200,29 @@ def test_marginals_of_a_skew_normal() -> None:
         np.testing.assert_allclose(
             list(one.quantiles.values()), exact.ppf(list(one.quantiles)), atol=0.04
         )
+
+
+@pytest.mark.parametrize("reach", [8.0, 25.0])
+def test_marginals_of_a_density_with_a_long_arm(reach: float) -> None:
+    """A Gaussian, and an arm that reaches many of its standard deviations to one side."""
+
+    def log_density(x: np.ndarray) -> np.ndarray:
+        along, across = x[..., 0], x[..., 1]
+        arm = -0.5 * ((along - 0.5 * reach) / (0.25 * reach)) ** 4 - 0.5 * (across / 0.6) ** 2
+        return np.logaddexp(-0.5 * np.sum(x**2, -1), arm - 2.5)
+
+    axes = axes_at(np.zeros(2), with_gradient(log_density))
+    found = Lattice(look_at(log_density), axes, 3000).integrate(1e-3)
+    masses = np.array([n.log_density for n in found.nodes]) + axes.log_volume(found.z)
+    draws = smooth_draws(found.z, masses, axes, found.step)
+    assert 1.0 / np.sum(draws.weights**2) > 500.0
+    grid = [np.linspace(-6.0, 2.0 * reach, 1500), np.linspace(-6.0, 6.0, 300)]
+    at = np.stack(np.meshgrid(*grid, indexing="ij"), -1).reshape(-1, 2)
+    exact = np.exp(log_density(at)).reshape(1500, 300)
+    for column in range(2):
+        mass = exact.sum(1 - column)
+        below = (np.cumsum(mass) - 0.5 * mass) / mass.sum()
+        one = marginal("x", draws.x[:, column], draws.weights)
+        levels = np.interp(list(one.quantiles.values()), grid[column], below)
+        # In probability: effectively some thousand draws, and an interpolated density.
+        np.testing.assert_allclose(levels, list(one.quantiles), atol=0.015)
