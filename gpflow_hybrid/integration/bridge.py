@@ -33,7 +33,9 @@ def bridge_sampling(
     :param effective_size: as good as so many independent ones.
     """
     fitted, bridged = x[::2], x[1::2]
-    covariance = np.atleast_2d(np.cov(fitted.T)) + 1e-10 * np.eye(x.shape[1])
+    covariance = np.atleast_2d(np.cov(fitted.T))
+    # Chains that stand still in a direction leave it no width.
+    covariance += (1e-8 * np.mean(np.diag(covariance)) + 1e-10) * np.eye(x.shape[1])
     g = multivariate_normal(fitted.mean(0), covariance)
     proposals = np.atleast_2d(g.rvs(NUM_PROPOSALS, random_state=rng))
     proposals = proposals.reshape(NUM_PROPOSALS, x.shape[1])

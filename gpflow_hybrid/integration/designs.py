@@ -113,8 +113,17 @@ def _by_points(
         change = max(largest_change(now, other) for other in halves)
         if change <= tolerance or 2 * len(z) > max_evaluations:
             evidence = float(total) - np.log(len(z))
-            words = f"{len(z)} quasi-random settings"
-            return Quadrature(nodes, z, weights, evidence, change, change <= tolerance, words)
+            one, other = (logsumexp(part) for part in (masses[:half], masses[half:]))
+            return Quadrature(
+                nodes,
+                z,
+                weights,
+                evidence,
+                change,
+                change <= tolerance,
+                f"{len(z)} quasi-random settings",
+                0.5 * abs(float(one - other)),
+            )
 
 
 def _log_masses(nodes: list[Node], axes: Axes, z: Array) -> Array:

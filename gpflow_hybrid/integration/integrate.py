@@ -103,9 +103,11 @@ def integrate_hyperparameters(
         )
     if by_grid:
         check_enough_evaluations(max_evaluations, d)
+    else:
+        check_enough_samples(num_chains, num_samples, d)
     mode = target.position()
-    refuse_divergent(target, chosen, mode)
     axes = axes_at(mode, target.density, target.log_density)
+    refuse_divergent(target, chosen, axes)
     if not by_grid:
         from .sampling import sample
 
@@ -160,6 +162,16 @@ def check_enough_evaluations(max_evaluations: int, d: int) -> None:
     if max_evaluations < fewest:
         raise InvalidDataError(
             f"max_evaluations must be at least {fewest} for {d} free scalars; found {max_evaluations}."
+        )
+
+
+def check_enough_samples(num_chains: int, num_samples: int, d: int) -> None:
+    """R̂ halves every chain; half of all samples have a covariance."""
+    fewest = max(4, -(-4 * (d + 1) // num_chains))
+    if num_samples < fewest:
+        raise InvalidDataError(
+            f"num_samples must be at least {fewest} for {d} free scalars and {num_chains} chains; found "
+            f"{num_samples}."
         )
 
 

@@ -80,6 +80,12 @@ def choose_priors(
     is around ten, with a standard deviation of the logarithm of 3. What is not positive has a normal prior,
     wide in the units of f.
     """
+    if not isinstance(given, Mapping):
+        raise InvalidDataError(
+            "priors must be a dictionary from GPflow's paths to distributions of TensorFlow Probability or "
+            f'"flat"; found {given!r}.'
+        )
+    given = {path if path.startswith(".") else f".{path}": prior for path, prior in given.items()}
     unknown = [path for path in given if path not in {c.path for c in coordinates}]
     if unknown:
         raise InvalidDataError(
@@ -102,6 +108,11 @@ def _prior_of(
             raise InvalidDataError(
                 f'priors[{path!r}] must be a distribution of TensorFlow Probability or "flat"; found '
                 f"{density!r}."
+            )
+        if density.dtype != parameter.dtype:
+            raise InvalidDataError(
+                f"priors[{path!r}] must be of {parameter.dtype.name}, as the parameter; found "
+                f"{density.dtype.name}. Pass {parameter.dtype.name} arguments, such as np.float64(1.0)."
             )
         return ParameterPrior(density, PriorOn.CONSTRAINED, "given")
     if parameter.prior is not None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import gpflow
 import numpy as np
 import numpy.typing as npt
+import tensorflow as tf
 from gpflow.base import Parameter, PriorOn
 from gpflow.models import GPModel
 from gpflow.utilities import parameter_dict, set_trainable
@@ -88,13 +89,26 @@ def prepare(model: GPModel, data: Any, given: Priors) -> PreparedModel:
 def _mark(model: GPModel, coordinates: tuple[Coordinate, ...], X: Array, Y: Array) -> str:
     shapes = [(c.path, tuple(c.shape)) for c in coordinates]
     parts = (model.kernel, model.likelihood, model.mean_function)
-    kinds = [type(m).__name__ for part in parts for m in (part, *part.submodules)]
+    kinds = [(type(m).__name__, *_settings(m)) for part in parts for m in (part, *part.submodules)]
     objective = str(getattr(model, "objective", ""))
     kind = (type(model).__name__, objective, kinds, shapes, X.shape, Y.shape)
     text = repr(kind).encode()
     return hashlib.sha256(
         text + np.ascontiguousarray(X).data + np.ascontiguousarray(Y).data
     ).hexdigest()
+
+
+def _settings(module: tf.Module) -> list[tuple[str, str]]:
+    """What a part was made with beside parameters: active dimensions, links, numbers and words."""
+    found = []
+    for name, value in sorted(vars(module).items()):
+        if name.startswith(("_self_", "_name", "_tf_", "_obj_")):
+            continue  # TensorFlow's
+        if isinstance(value, (bool, int, float, str, slice, np.ndarray)):
+            found.append((name, repr(value)))
+        elif callable(value) and hasattr(value, "__qualname__"):
+            found.append((name, f"{value.__module__}.{value.__qualname__}"))
+    return found
 
 
 def integrated_paths(model: GPModel) -> tuple[str, ...]:

@@ -57,7 +57,8 @@ class HyperparameterPosterior(ShownAsText):
     log_evidence: float
     """``log ∫ p(y|θ) p(θ) dθ``: compares kernels and likelihoods on the same data."""
     log_evidence_error: float
-    """Its standard error; zero where no sampling is involved."""
+    """Its standard error; of quasi-random settings half of what two halves of them differ by, zero of a
+    lattice or a design."""
     marginals: tuple[Marginal, ...]
     """One for every scalar hyperparameter."""
     priors: dict[str, str]
@@ -76,9 +77,9 @@ class HyperparameterPosterior(ShownAsText):
     """The model at every setting."""
 
     def __getitem__(self, name: str) -> Marginal:
-        """The marginal of this name."""
+        """The marginal of this name, GPflow's path or as it is printed, without the first dot."""
         for found in self.marginals:
-            if found.name == name:
+            if name in (found.name, found.name.lstrip(".")):
                 return found
         known = ", ".join(m.name for m in self.marginals)
         raise KeyError(f"{name!r} is not a marginal; there are {known}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import gpflow
@@ -110,6 +111,22 @@ def test_a_flat_prior_is_refused_where_the_integral_diverges() -> None:
         gh.integrate_hyperparameters(model, priors={".kernel.variance": "flat"})
 
 
+def test_flat_priors_are_refused_where_the_data_bound_their_product_alone() -> None:
+    rng = np.random.default_rng(3)
+    X = np.linspace(0.0, 6.0, 20)[:, None]
+    kernel = gpflow.kernels.RBF() * gpflow.kernels.Matern52()
+    model = gpflow.models.GPR((X, np.sin(2.0 * X) + 0.1 * rng.normal(size=X.shape)), kernel)
+    model.likelihood.variance.assign(0.01)
+    for part in (kernel.kernels[0].lengthscales, kernel.kernels[1].lengthscales, model.likelihood):
+        gpflow.set_trainable(part, False)
+    paths = [f".kernel.kernels[{i}].variance" for i in range(2)]
+    words = (
+        f"The integral over {paths[0]} and {paths[1]} diverges under a flat prior: at {paths[0]} = "
+    )
+    with pytest.raises(gh.InvalidDataError, match=re.escape(words)):
+        gh.integrate_hyperparameters(model, priors=dict.fromkeys(paths, "flat"))
+
+
 def test_a_flat_prior_is_taken_where_the_data_bound_the_parameter() -> None:
     rng = np.random.default_rng(3)
     X = np.linspace(0.0, 6.0, 60)[:, None]
@@ -137,6 +154,19 @@ def test_a_flat_prior_is_taken_where_the_data_bound_the_parameter() -> None:
         ({"seed": -1}, "seed must be"),
         ({"priors": {".kernel.period": "flat"}}, "priors names '.kernel.period'"),
         ({"priors": {".kernel.variance": 3.0}}, "must be a distribution"),
+        ({"priors": "flat"}, "priors must be a dictionary .* found 'flat'"),
+        (
+            {"priors": {"kernel.variance": tfp.distributions.LogNormal(0.0, 1.0)}},
+            r"priors\['.kernel.variance'\] must be of float64, .* found float32",
+        ),
+        (
+            {"method": "hmc", "num_samples": 3},
+            "num_samples must be at least 4 for 2 free scalars and 4 chains; found 3",
+        ),
+        (
+            {"method": "hmc", "num_samples": 5, "num_chains": 2},
+            "num_samples must be at least 6 for 2 free scalars and 2 chains; found 5",
+        ),
         ({"data": regression_data()}, "data must be left out"),
     ],
 )

@@ -152,6 +152,10 @@ def test_what_is_saved_is_loaded(integrated: gh.HyperparameterPosterior, tmp_pat
         gh.HyperparameterPosterior.load(
             path, gh.CVIModel((X_NEW, NEW[1]), model.kernel, model.likelihood)
         )
+    dimensions = gpflow.kernels.Matern52(active_dims=[0])
+    for parts in ((model.kernel, gpflow.likelihoods.Bernoulli()), (dimensions, model.likelihood)):
+        with pytest.raises(gh.CheckpointError, match="is of a model with other data"):
+            gh.HyperparameterPosterior.load(path, gh.CVIModel(model.data, *parts))
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(gh.CheckpointError, match="or is damaged"):
         gh.HyperparameterPosterior.load(path, model)

@@ -175,6 +175,7 @@ def test_quasi_random_points_where_a_design_is_not_enough() -> None:
     assert "quasi-random" in found.description
     assert found.has_converged
     assert abs(found.log_evidence) < 0.03
+    assert 1e-4 < found.log_evidence_error < 0.03
     delta = slopes / np.sqrt(1.0 + slopes**2)
     expected = np.sum(np.log(2.0) + 0.5 + log_ndtr(delta))
     each = np.array([node.log_predictive[0] for node in found.nodes])
