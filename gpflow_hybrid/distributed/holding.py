@@ -143,11 +143,19 @@ class Holding:
                 raise
             except _TaskError as found:
                 raise found.error from None
+            except ImportError as error:  # by a worker that has joined, and was not looked at yet?
+                num_events = len(self.events)
+                self.look()
+                if left == 0 or len(self.events) == num_events:
+                    self.failure = ClusterError(
+                        f"A worker cannot import what it was sent: {error}. Install it there as here, or "
+                        "send it: client.upload_file(...) of a module."
+                    )
+                    raise self.failure from error
             except (
                 CancelledError,
                 KilledWorker,
                 CommClosedError,
-                ImportError,  # by a worker that has joined, and was not looked at yet
                 OSError,
                 RuntimeError,
                 asyncio.TimeoutError,

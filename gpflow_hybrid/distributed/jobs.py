@@ -11,6 +11,7 @@ import gpflow
 
 from ..display import progress_bar
 from ..errors import ClusterError
+from .configuration import configured
 from .holding import MAX_ATTEMPTS, Holding
 from .shard import prepare_process
 from .workers import check_client, require_workers
@@ -89,5 +90,5 @@ def run_jobs(
 def _run(shared: bytes, job: bytes) -> bytes:
     prepare_process()
     function, common, config = cloudpickle.loads(shared)
-    with gpflow.config.as_context(config):
+    with configured(config):
         return cloudpickle.dumps(function(common, cloudpickle.loads(job)))

@@ -16,6 +16,7 @@ from gpflow.models import GPModel
 
 from ..errors import GPflowHybridError, InvalidDataError
 from ..priors.protocol import Array
+from .configuration import configured
 from .shard import prepare_process
 from .sources import aligned, check_chunk, with_equal_parts, with_own_keys
 from .workers import require_dask
@@ -117,7 +118,7 @@ def _predict(
     model, config = kept["model"]
     predict: Callable[..., Any] = getattr(model, method)
     try:
-        with gpflow.config.as_context(config):
+        with configured(config):
             if Y is not None:
                 check_chunk(len(X), len(Y))
                 return (np.asarray(predict((X, Y))),)

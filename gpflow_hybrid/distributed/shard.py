@@ -10,7 +10,6 @@ import threading
 import weakref
 from typing import Any, NamedTuple
 
-import gpflow
 import numpy as np
 import tensorflow as tf
 
@@ -25,6 +24,7 @@ from ..priors.inducing import InducingPrior
 from ..priors.protocol import Array
 from ..rows import ArrayRows, as_computed
 from ..validation import prepare_data
+from .configuration import configured
 from .structure import Structure, Values, restored, variables_of
 from .worker_memory import give_back, keep_less, most_kept, prepare_memory
 
@@ -78,7 +78,7 @@ class _Model:
         with self._lock:
             if self._token != setting.token:
                 setting.values.assign_to(self._variables)
-                with gpflow.config.as_context(self.config):
+                with configured(self.config):
                     self._prior = self._new_prior(setting)
                 likelihood, num_latent = self.parts.likelihood, self.parts.num_latent
                 self._make = projected(likelihood, setting.alpha, num_latent)

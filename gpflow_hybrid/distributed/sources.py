@@ -98,7 +98,13 @@ def sources_of(X: Any, Y: Any, num_threads: int, num_shards: int | None) -> list
 def with_equal_parts(X: Any, Y: Any) -> tuple[Any, Any]:
     """Two DataFrames with the same partitions as arrays with the same chunks, row by row whatever their
     indices say. Each by itself, Dask joins as many files as their columns leave room for."""
-    tables = [x for x in (X, Y) if hasattr(x, "npartitions") and hasattr(x, "columns")]
+    tables = [
+        (name, x)
+        for name, x in (("X", X), ("Y", Y))
+        if hasattr(x, "npartitions") and hasattr(x, "columns")
+    ]
+    for name, x in tables:
+        _check_rank(name, x)
     if len(tables) < 2 or X.npartitions != Y.npartitions:
         return X, Y
     import dask.dataframe as frames
@@ -176,7 +182,7 @@ def _check_rank(name: str, value: Any) -> None:
 def _as_dask_array(name: str, value: Any) -> Any:
     import dask.array as da
 
-    if hasattr(value, "to_dask_array"):  # a table of Dask's
+    if hasattr(value, "to_dask_array"):  # a table of Dask's, or a column of one
         value = value.to_dask_array()
     if not isinstance(value, da.Array):
         if _is_dask(value):

@@ -348,6 +348,7 @@ def frame_of(array: Any) -> Any:
     [
         (lambda X, Y: (X, Y[:-1]), "same number of rows; found 60 and 59"),
         (lambda X, Y: (X, Y[:, 0]), r"Y must have two dimensions, \[N, P\]"),
+        (lambda X, Y: (frame_of(X), frame_of(Y)[0]), r"Y must have two dimensions, .*; found 1"),
         (lambda X, Y: (X[:0], Y[:0]), "at least one row"),
         (lambda X, Y: (da.from_array(X), da.from_array(Y[:-1])), "same number of rows"),
         (lambda X, Y: (X.astype(str), Y), "X must be numeric"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import threading
+import time
 import warnings
 from typing import Any
 
@@ -12,6 +15,7 @@ import pytest
 from distributed import Client
 
 import gpflow_hybrid as gh
+from gpflow_hybrid.distributed.configuration import configured
 from gpflow_hybrid.distributed.jobs import run_jobs
 from tests.distributed.conftest import problem
 
@@ -196,6 +200,42 @@ def test_workers_compute_under_this_process_s_configuration(client: Client) -> N
         expected = vgp.predict_f(X)[0]
     np.testing.assert_allclose(client.compute(mean).result(), expected, rtol=1e-9)
     assert np.max(np.abs(expected - vgp.predict_f(X)[0])) > 1e-6
+
+
+def test_threads_of_a_worker_compute_under_the_configuration_of_their_task() -> None:
+    """Tasks with one overlap, those with another wait; then the process has its own again."""
+    found: dict[str, float] = {}
+    own = gpflow.config.default_jitter()
+    inside = threading.Barrier(2, timeout=20.0)
+
+    def compute(name: str, jitter: float, meet: bool) -> None:
+        with configured(gpflow.config.Config(jitter=jitter)):
+            if meet:
+                inside.wait()
+            time.sleep(0.1 if name == "short" else 0.3)
+            found[name] = gpflow.config.default_jitter()
+
+    tasks = [("short", 1e-3, True), ("long", 1e-3, True), ("other", 1e-2, False)]
+    threads = [threading.Thread(target=compute, args=task) for task in tasks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {"short": 1e-3, "long": 1e-3, "other": 1e-2}
+    assert gpflow.config.default_jitter() == own
+
+
+def use(common: None, job: Any) -> Any:
+    return job
+
+
+def test_modules_that_workers_do_not_have(client: Client, tmp_path: Any, monkeypatch: Any) -> None:
+    (tmp_path / "only_here.py").write_text("class Job:\n    pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module("only_here")
+    words = "A worker cannot import what it was sent: No module named 'only_here'"
+    with pytest.raises(gh.ClusterError, match=words):
+        run_jobs(client, "use", use, None, [module.Job()])
 
 
 def test_predictions_need_no_cluster() -> None:
