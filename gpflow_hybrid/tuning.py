@@ -13,7 +13,10 @@ FEW_DATA = 300
 evaluated and differentiated without intermediate ones."""
 
 DIRECTIONS = 3000
-"""At most so many strong directions of a coupled Newton system are factorised."""
+"""At most so many strong directions of a coupled Newton system are factorised,"""
+
+DIRECTIONS_PER_DATUM = 1.25
+"""and so many for every datum: factors of more cost more than the iterations that they save."""
 
 LARGE_MATRIX = 3000
 """Above this size memory is dearer than arithmetic: ``Σ∘Σ`` is not kept, Σ is not kept for a second try,

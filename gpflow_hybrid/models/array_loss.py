@@ -38,7 +38,7 @@ Array = npt.NDArray[Any]
 LogPrior = Callable[[Array], tuple[Any, Any]]
 
 
-class ModelParts(NamedTuple):
+class LossParts(NamedTuple):
     """What a collapsed model has that its loss is made of, beside its public parts."""
 
     method: Method
@@ -48,7 +48,7 @@ class ModelParts(NamedTuple):
     """Says that the first parameters are improper."""
 
 
-def array_loss(model: Any, parts: ModelParts) -> ArrayLoss | None:
+def array_loss(model: Any, parts: LossParts) -> ArrayLoss | None:
     """The training loss of a collapsed model on arrays; None where a part of it is not known there."""
     is_constant = all(isinstance(d, tf.Tensor) and d.dtype == tf.float64 for d in model.data)
     if not is_constant or len(model.data[0]) > tuning.KEPT_DISTANCES:
@@ -80,7 +80,7 @@ class ArrayLoss:
         self,
         model: Any,
         variables: tuple[tf.Variable, ...],
-        parts: ModelParts,
+        parts: LossParts,
         iterate: Any,
         answers: Any,
     ) -> None:
