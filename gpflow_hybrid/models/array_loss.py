@@ -61,9 +61,9 @@ def array_loss(model: Any, parts: LossParts) -> ArrayLoss | None:
     parameters = [p for part in (*kernels, mean, model.likelihood) for p in parameters_of(part)]
     if any(transform_of(p) is None for p in parameters):
         return None
-    known = {id(p.unconstrained_variable) for p in parameters}
+    own = {id(p.unconstrained_variable) for p in parameters}
     variables = tuple(model.trainable_variables)
-    if any(id(v) not in known for v in variables):
+    if any(id(v) not in own for v in variables):
         return None
     collapsing = iteration_of(parts.method, model.likelihood, parts.limits, Remarks())
     answers = answers_on_arrays(questions_of(parts.method, collapsing), model.likelihood)
