@@ -18,8 +18,8 @@ from ..errors import InvalidPosteriorError, NonFiniteError
 from ..models import CollapsedModel, SparseCVIModel
 from ..models.array_loss import ArrayLoss
 from ..rows import DataRows
-from .coordinates import Coordinates, positive_entries
 from .curvatures import inverse_curvature, units_of
+from .optimiser_coordinates import Coordinates, positive_entries
 
 Array = npt.NDArray[np.float64]
 

@@ -11,8 +11,8 @@ from gpflow.models.training_mixins import ExternalDataTrainingLossMixin
 from ..display import progress_bar
 from ..errors import InvalidDataError
 from ..models import SparseCVIModel
+from .first_rows import FirstRows, run_from_parts
 from .minimisation import FAILURES, Array, Ends, FitEnd, Minimisation, loss_closure
-from .parts import FirstRows, run_from_parts
 
 
 class Problem(NamedTuple):
