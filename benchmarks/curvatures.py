@@ -22,7 +22,7 @@ def curvature(X: np.ndarray, Y: np.ndarray) -> np.ndarray:
     import gpflow
 
     import gpflow_hybrid as gh
-    from gpflow_hybrid.training.coordinates import Coordinates
+    from gpflow_hybrid.training.optimiser_coordinates import Coordinates
     from gpflow_hybrid.training.starts import lengthscales
 
     kernel = gpflow.kernels.Matern52(10.0, lengthscales(X, 0))

@@ -60,12 +60,12 @@ def inducing_points(
         raise InvalidDataError(f'method must be "kmeans" or "greedy"; found {method!r}.')
     _check_kernel(kernel, method)
     rows = numeric_matrix("X", X) + 0.0  # of 0 and −0, which are equal, one
-    known = _distinct_rows(rows, M)
+    distinct = _distinct_rows(rows, M)
     rng = np.random.default_rng(seed)
     if method == "kmeans":
-        Z = _kmeans(rows, known, M, rng)
+        Z = _kmeans(rows, distinct, M, rng)
     else:
-        Z = _greedy(rows, known, M, kernel, rng)
+        Z = _greedy(rows, distinct, M, kernel, rng)
     return np.ascontiguousarray(Z)
 
 
@@ -86,32 +86,34 @@ def _check_kernel(kernel: Any, method: str) -> None:
 
 def _distinct_rows(X: FloatArray, M: int) -> FloatArray:
     """At least M distinct rows, looked for until they are found; refuses an X that has fewer."""
-    known = X[:0]
+    distinct = X[:0]
     for start in range(0, len(X), tuning.SCANNED_ROWS):
-        known = np.unique(np.concatenate([known, X[start : start + tuning.SCANNED_ROWS]]), axis=0)
-        if len(known) >= M:
-            return known
+        distinct = np.unique(
+            np.concatenate([distinct, X[start : start + tuning.SCANNED_ROWS]]), axis=0
+        )
+        if len(distinct) >= M:
+            return distinct
     raise InvalidDataError(
-        f"M must be at most the number of distinct rows of X, {len(known)}; found {M}. Pass a smaller "
+        f"M must be at most the number of distinct rows of X, {len(distinct)}; found {M}. Pass a smaller "
         "M, or use gh.CVIModel, which needs no inducing points."
     )
 
 
 def _sample(
-    X: FloatArray, known: FloatArray, M: int, size: int, rng: np.random.Generator
+    X: FloatArray, distinct: FloatArray, M: int, size: int, rng: np.random.Generator
 ) -> tuple[FloatArray, FloatArray]:
     """Distinct rows of a sample of X, at least M of them, and how often each is in it."""
     if len(X) > size:
         X = X[np.sort(rng.choice(len(X), size, replace=False))]
     found, counts = np.unique(X, axis=0, return_counts=True)
     if len(found) < M:  # nearly all rows are the same few
-        found, counts = np.unique(np.concatenate([X, known]), axis=0, return_counts=True)
+        found, counts = np.unique(np.concatenate([X, distinct]), axis=0, return_counts=True)
     return found, counts.astype(np.float64)
 
 
-def _kmeans(X: FloatArray, known: FloatArray, M: int, rng: np.random.Generator) -> FloatArray:
+def _kmeans(X: FloatArray, distinct: FloatArray, M: int, rng: np.random.Generator) -> FloatArray:
     size = max(FEW_ROWS, ROWS_PER_CENTRE * M)
-    rows, weights = _sample(X, known, M, size, rng)
+    rows, weights = _sample(X, distinct, M, size, rng)
     if len(rows) == M:
         return rows
     # Around zero and of the size of one no square overflows, and few digits are lost.
@@ -135,9 +137,9 @@ def _separate(Z: FloatArray, rows: FloatArray, scale: float) -> FloatArray:
 
 
 def _greedy(
-    X: FloatArray, known: FloatArray, M: int, kernel: Kernel | None, rng: np.random.Generator
+    X: FloatArray, distinct: FloatArray, M: int, kernel: Kernel | None, rng: np.random.Generator
 ) -> FloatArray:
-    rows, _ = _sample(X, known, M, max(FEW_ROWS, 2 * M), rng)
+    rows, _ = _sample(X, distinct, M, max(FEW_ROWS, 2 * M), rng)
     rows = rows[rng.permutation(len(rows))]  # of equal variances the first counts
     if kernel is None:
         scale = max(np.abs(rows).max(), np.finfo(np.float64).tiny)

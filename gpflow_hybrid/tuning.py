@@ -1,9 +1,8 @@
 """Sizes at which one way becomes faster, or smaller, than another: all that was tuned to a machine.
 
-Found with ``python -m benchmarks.floor 614 1232 2500`` (times) and ``python -m benchmarks.memory 5000`` on
-two cores with 24 GB, those of quadratures and coupled systems with ``benchmarks.likelihoods``, those of
-sparse models with ``benchmarks.sparse_floor``; a factor of two either way costs little. None of them
-changes a result by more than rounding.
+For two cores with 24 GB. ``python -m benchmarks.tuning NAME`` shows what each is worth: time and memory
+with a smaller value and with a larger one. None of them changes a result by more than rounding, but where
+a loss has several optima.
 """
 
 from __future__ import annotations
@@ -13,7 +12,10 @@ FEW_DATA = 300
 evaluated and differentiated without intermediate ones."""
 
 DIRECTIONS = 3000
-"""At most so many strong directions of a coupled Newton system are factorised."""
+"""At most so many strong directions of a coupled Newton system are factorised,"""
+
+DIRECTIONS_PER_DATUM = 1.25
+"""and so many for every datum: factors of more cost more than the iterations that they save."""
 
 LARGE_MATRIX = 3000
 """Above this size memory is dearer than arithmetic: ``Σ∘Σ`` is not kept, Σ is not kept for a second try,

@@ -269,10 +269,10 @@ class Holding:
         lost = [i for i, place in enumerate(self.places) if place in left]
         for i in lost:
             self.places[i] = None
-        kept = [i for i in lost if self.sources[i].is_recomputed and self.futures[i] is not None]
-        if kept:
-            where = self.client.who_has([self.futures[i] for i in kept])
-            for i in kept:
+        again = [i for i in lost if self.sources[i].is_recomputed and self.futures[i] is not None]
+        if again:
+            where = self.client.who_has([self.futures[i] for i in again])
+            for i in again:
                 holders = where.get(self.futures[i].key, ())
                 self.places[i] = next((x for x in holders if x in self._threads), None)
 

@@ -147,7 +147,7 @@ class ShardedRows(DataRows):
     def ask(
         self,
         name: str,
-        question: tasks.Question,
+        question: tasks.SumRequest,
         combine: Callable[[list[Any]], Any] | None = None,
     ) -> list[Any]:
         """The answers of all shards, in order.
@@ -196,7 +196,7 @@ class ShardedRows(DataRows):
         found: list[Any] = held.client.map(task, *given, key=keys, pure=False, **held.where())
         return found
 
-    def _sent(self, question: tasks.Question) -> Any:
+    def _sent(self, question: tasks.SumRequest) -> Any:
         if question.nbytes * self.num_shards <= EMBEDDED_BYTES:
             return question
         held = self._held

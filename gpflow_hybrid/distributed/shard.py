@@ -45,7 +45,7 @@ class Setting(NamedTuple):
     them."""
 
 
-class Question(NamedTuple):
+class SumRequest(NamedTuple):
     """A sum over rows: the method of :class:`~gpflow_hybrid.inference.row_sums.RowSums`, and what for."""
 
     setting: Setting
@@ -132,7 +132,7 @@ class Shard:
     def __sizeof__(self) -> int:
         return int(self.X.nbytes + self.Y.nbytes)
 
-    def answer(self, question: Question, first: int) -> Any:
+    def answer(self, question: SumRequest, first: int) -> Any:
         """A sum over these rows.
 
         :param first: the number of the first of them among all data.
@@ -201,7 +201,7 @@ def _room() -> int:
     return max(left, most // max(1, len(present)))
 
 
-def answer(shard: Shard, question: Question, first: int) -> Any:
+def answer(shard: Shard, question: SumRequest, first: int) -> Any:
     """:meth:`Shard.answer` as a task."""
     prepare_process()
     return shard.answer(question, first)

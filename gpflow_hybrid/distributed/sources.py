@@ -219,13 +219,13 @@ def aligned(X: Any, Y: Any) -> tuple[Any, Any]:
 
 
 def _of_chunks(X: Any, Y: Any, num_threads: int, num_shards: int | None) -> list[Source]:
-    known = _has_known_rows(X) and _has_known_rows(Y)
+    has_lengths = _has_known_rows(X) and _has_known_rows(Y)
     row_bytes = sum(x.dtype.itemsize * x.shape[1] for x in (X, Y) if not math.isnan(x.shape[1]))
-    num_bytes = row_bytes * X.shape[0] if known else 0
-    count = _count(num_bytes, num_threads, num_shards, X.shape[0] if known else math.inf)
-    sizes = list(X.chunks[0]) if known else [1] * X.numblocks[0]
+    num_bytes = row_bytes * X.shape[0] if has_lengths else 0
+    count = _count(num_bytes, num_threads, num_shards, X.shape[0] if has_lengths else math.inf)
+    sizes = list(X.chunks[0]) if has_lengths else [1] * X.numblocks[0]
     groups = grouped(sizes, count)
-    if known:
+    if has_lengths:
         largest = max(sum(sizes[i] for i in group) for group in groups)
         if len(groups) < count or largest > UNEVEN * sum(sizes) / count:
             size, longer = divmod(sum(sizes), count)

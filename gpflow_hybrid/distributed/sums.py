@@ -21,7 +21,7 @@ from ..inference.row_sums import (
 )
 from ..priors.inducing import InducingPrior
 from ..rows import ModelParts
-from .shard import Question, Setting
+from .shard import Setting, SumRequest
 from .structure import positions, structure_of, values_of
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class ClusterSums(RowSums):
         if self._q[0] is not q:
             self._q = (q, _token())
         sites = None if q is None else q.sites
-        question = Question(self._setting, method, self._q[1], sites, arguments)
+        question = SumRequest(self._setting, method, self._q[1], sites, arguments)
         combine = {"sites": summarised, "missing_cavities": None}.get(method, total)
         return self.rows.ask(name, question, combine)
 

@@ -13,7 +13,7 @@ from gpflow.models import GPModel
 
 from .. import tuning
 from ..display import progress_bar
-from .batches import Batch, SettingOutput
+from .annealed_batch import Batch, SettingOutput
 from .plans import Plan, Start, check_test_data, make_plan
 from .results import AnnealingResult, Average, average_weights, effective_sample_size, remark
 from .schedules import affordable, needed

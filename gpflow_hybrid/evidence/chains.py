@@ -66,7 +66,7 @@ class Path(NamedTuple):
         return np.asarray((low + (high - low) * rest) ** self.power)
 
 
-class Target:
+class AnnealedTarget:
     """What the chains run on: the base, its conditionals, and φ of all the data and of each block."""
 
     def __init__(
@@ -156,7 +156,9 @@ class Target:
 class _Numbers:
     """The random numbers of one sweep, the same for every setting and whatever the others need."""
 
-    def __init__(self, key: int, step: int, num_latents: int, num_chains: int, target: Target):
+    def __init__(
+        self, key: int, step: int, num_latents: int, num_chains: int, target: AnnealedTarget
+    ):
         self.key, self.step, self.shape = key, step, (num_latents, num_chains)
         generator = self._generator(0)
         num_data = target.base.mean.shape[-1]
@@ -181,7 +183,9 @@ class _Numbers:
         return self._generator(1 + 128 * move + shrink).random(self.shape[1])
 
 
-def advance(target: Target, chains: Chains, path: Path, first: int, last: int, key: int) -> Chains:
+def advance(
+    target: AnnealedTarget, chains: Chains, path: Path, first: int, last: int, key: int
+) -> Chains:
     """Steps ``first, …, last − 1`` of a path.
 
     Upwards, the weight takes ``(τ_{t+1} − τ_t) φ(f)`` and then f moves at ``τ_{t+1}``: the sample that

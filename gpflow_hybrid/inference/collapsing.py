@@ -122,15 +122,15 @@ def _with_parameters(
     :param question: how far the method's quadrature is from exact, if that may be asked.
     """
     found = yield from method.collapse(prior, start, *limits)
-    said, count = list(found.remarks), remarks.count()
+    made, count = list(found.remarks), remarks.count()
     if count == 1 and (correlation := prior.largest_correlation()) < TRAINING.no_correlation:
-        said.append(Remark(INDEPENDENT, (correlation,)))
+        made.append(Remark(INDEPENDENT, (correlation,)))
     # A dear question: at evaluations 1, 2, 4, 8, …
     if question is not None and found.solution.has_started and count & (count - 1) == 0 < count:
         error = (yield question(found.q.mean, found.q.variance, *found.solution.sites)).size
         if error > method.tolerated_error:
-            said.append(Remark(COARSE, (float(error),)))
-    remarks.make(found.solution.residual, said)
+            made.append(Remark(COARSE, (float(error),)))
+    remarks.make(found.solution.residual, made)
     if num_own == 0 or not found.solution.has_started:
         return found, np.zeros(num_own)
     sites = found.solution.sites if found.removed is None else found.removed

@@ -40,8 +40,9 @@ class StrongDirections:
         weights, vectors = np.linalg.eigh(C * (units[:, :, None] * units[:, None]))
         size = np.abs(weights)  # [N, 2L]
         limit = NEWTON.strong_curvature
-        if size.size > tuning.DIRECTIONS:
-            limit = max(limit, np.partition(size, -tuning.DIRECTIONS, None)[-tuning.DIRECTIONS])
+        most = min(tuning.DIRECTIONS, int(tuning.DIRECTIONS_PER_DATUM * len(size)))
+        if size.size > most:
+            limit = max(limit, np.partition(size, -most, None)[-most])
         self._strong = np.nonzero(size > limit)
         self._weights = weights[self._strong]  # [R]
         data, which = self._strong

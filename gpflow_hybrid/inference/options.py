@@ -44,7 +44,9 @@ class NewtonOptions:
     wild_site: float = 1e3
     """Precision of a first site, in units of the prior's, at which the prior's variance is not believed."""
     step_tolerance: float = 1e-4
-    """Relative error of a step: exact enough for fast convergence."""
+    """Relative error of a step: exact enough for fast convergence;"""
+    far_tolerance: float = 0.1
+    """where latents are coupled up to this, if the residual is no smaller: convergence stays quadratic."""
     iterations: int = 60
     """Of GMRES without factors."""
     size_per_iteration: int = 40

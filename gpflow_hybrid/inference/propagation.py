@@ -25,7 +25,7 @@ from gpflow.likelihoods import Likelihood
 from ..likelihoods.nodes import NUM_NODES
 from ..likelihoods.ratios import has_cavity, log_expected_ratio
 from ..likelihoods.tilted import (
-    Tilted,
+    TiltedSites,
     mismatch_under_finer_rule,
     tilted_sites,
 )
@@ -69,11 +69,13 @@ def questions_of(alpha: float) -> Questions:
     def error(likelihood: Likelihood, X: Any, Y: Any, *arrays: Any) -> QuadratureError:
         return QuadratureError(mismatch_under_finer_rule(alpha, likelihood, X, Y, *arrays))
 
-    def sites(likelihood: Likelihood, X: Any, Y: Any, m: Any, v: Any, l1: Any, l2: Any) -> Tilted:
+    def sites(
+        likelihood: Likelihood, X: Any, Y: Any, m: Any, v: Any, l1: Any, l2: Any
+    ) -> TiltedSites:
         return tilted_sites(likelihood, X, m, v, Y, l1, l2, alpha)
 
     return Questions(
-        Question(("tilted_sites", alpha), sites, Tilted, 4, (1, 2, 2)),
+        Question(("tilted_sites", alpha), sites, TiltedSites, 4, (1, 2, 2)),
         ratios(alpha, blend=False),
         Question(("tilted_quadrature_error", alpha), error, QuadratureError, 4, (0,)),
     )

@@ -85,12 +85,14 @@ def answer_eagerly(likelihood: Likelihood, X: tf.Tensor, Y: tf.Tensor) -> Callab
     """On arrays where the likelihood can, else by compiled functions of ``(X, Y, *arrays)``, one for each
     question, that live as long as the likelihood."""
     functions: dict[Question, Callable[..., Any]] = {}
+    observations = functools.cache(
+        lambda: Observations(X.numpy(), Y.numpy(), values_of(likelihood))
+    )
 
     def function_for(question: Question, arrays: Sequence[Array]) -> Callable[..., Any]:
         host = answers_on_arrays([question], likelihood)
         if host is not None:
-            data = Observations(X.numpy(), Y.numpy(), values_of(likelihood))
-            return functools.partial(host[question], data)
+            return functools.partial(host[question], observations())
         asked = understood(question, likelihood)
         tensors = [tf.convert_to_tensor(x) for x in arrays]
         key = (asked.name, arrays[0].shape[1])

@@ -200,8 +200,11 @@ def _approach(
 
 
 def _newton_step(system: NewtonSystem, at: BoundEvaluation, mu: float) -> SiteValues:
-    """The step at damping μ."""
-    return newton_direction(system.damped(mu), at, NEWTON.step_tolerance).step(at.q.mean)
+    """The step at damping μ; of a coupled system to as many digits as the residual has."""
+    tolerance = NEWTON.step_tolerance
+    if system.is_coupled:
+        tolerance = max(tolerance, min(at.residual_norm, NEWTON.far_tolerance))
+    return newton_direction(system.damped(mu), at, tolerance).step(at.q.mean)
 
 
 def _goes_too_far(step: SiteValues, at: BoundEvaluation) -> bool:

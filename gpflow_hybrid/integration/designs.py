@@ -12,7 +12,7 @@ from scipy.stats import norm, qmc
 
 from .axes import Axes
 from .lattices import Quadrature, largest_change, predictive
-from .settings import Node
+from .movable import Node
 
 Array = npt.NDArray[np.float64]
 Look = Callable[[Array], Node]

@@ -19,10 +19,10 @@ from .divergence import refuse_divergent
 from .lattices import Lattice, Quadrature
 from .marginals import Draws, Marginal, marginal, smooth_draws
 from .mixtures import Mixture
+from .movable import MovableModel, Node
 from .priors import Priors
 from .problems import prepare
 from .results import ChainReport, HyperparameterPosterior
-from .settings import MovableModel, Node
 from .target import Target
 
 Array = npt.NDArray[np.float64]

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from scipy.special import logsumexp
 
 from .axes import Axes
-from .settings import Node
+from .movable import Node
 
 Array = npt.NDArray[np.float64]
 Key = tuple[int, ...]

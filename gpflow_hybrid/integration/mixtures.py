@@ -20,7 +20,7 @@ from ..display import values_in_short
 from ..errors import NonFiniteError
 from ..posteriors import cache_type
 from ..validation import check_count
-from .settings import MovableModel, Node
+from .movable import MovableModel, Node
 
 Array = npt.NDArray[np.float64]
 

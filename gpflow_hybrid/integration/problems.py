@@ -19,8 +19,8 @@ from ..models import CollapsedModel, SparseCVIModel
 from ..training.fitting import loss_of_all
 from ..training.minimisation import trained_parameters
 from .coordinates import Coordinate, CoordinatePrior
+from .movable import MovableModel
 from .priors import ParameterPrior, Priors, choose_priors
-from .settings import MovableModel
 from .target import Target, watched_rows
 
 Array = npt.NDArray[np.float64]

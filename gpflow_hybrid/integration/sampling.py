@@ -42,7 +42,7 @@ MANY_DIVERGENCES = 0.02
 """Share of transitions that may diverge."""
 
 
-class Chains(NamedTuple):
+class SampledChains(NamedTuple):
     """What the sampler returns, ``[S, C, ...]``."""
 
     z: Array
@@ -99,7 +99,7 @@ def sample(
 
 def _run(
     copies: Sequence[Target], mode: Array, root: Array, num_samples: int, num_burnin: int, seed: int
-) -> Chains:
+) -> SampledChains:
     d, dtype = len(mode), copies[0].dtype
     adaptation = max(1, int(0.8 * num_burnin))
     start = np.random.default_rng(seed).normal(size=(len(copies), d))
@@ -136,7 +136,7 @@ def _run(
     taken = int(np.sum(np.max(steps, axis=1))) * (num_samples + num_burnin) // num_samples
     for copy in copies:  # chains keep step: the longest tree counts for all
         copy.num_evaluations += taken
-    return Chains(*(np.asarray(a) for a in (states, log_density, diverged, accepted)))
+    return SampledChains(*(np.asarray(a) for a in (states, log_density, diverged, accepted)))
 
 
 def _log_density(copies: Sequence[Target], mode: Array, root: Array) -> Callable[..., tf.Tensor]:
@@ -162,7 +162,7 @@ def _log_density(copies: Sequence[Target], mode: Array, root: Array) -> Callable
     return log_density
 
 
-def _report(x: Array, chains: Chains) -> ChainReport:
+def _report(x: Array, chains: SampledChains) -> ChainReport:
     states = tf.constant(x)
     logger = tf.get_logger()
     level = logger.level

@@ -17,9 +17,9 @@ from ..errors import CheckpointError
 from .integrate import marginals_of
 from .marginals import Draws
 from .mixtures import Mixture
+from .movable import Node
 from .problems import prepare
 from .results import ChainReport, HyperparameterPosterior
-from .settings import Node
 
 FORMAT = 2
 

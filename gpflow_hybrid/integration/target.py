@@ -15,8 +15,8 @@ from ..models import CollapsedModel
 from ..sites import SiteValues
 from ..training.minimisation import FAILURES
 from .coordinates import Coordinate
+from .movable import MovableModel, Node
 from .scales import scale_of
-from .settings import MovableModel, Node
 
 Array = npt.NDArray[np.float64]
 

@@ -14,6 +14,7 @@ from gpflow.base import Parameter
 from gpflow.likelihoods import Likelihood
 from gpflow.likelihoods.utils import inv_probit
 
+from ..array_parameters import value_of
 from ..stand_ins import parameters_of
 from .coupled_families import HeteroskedasticDensity, SoftmaxDensity
 from .density import Array, Density
@@ -105,4 +106,4 @@ def _is_normal(likelihood: Likelihood) -> bool:
 
 def values_of(likelihood: Likelihood) -> Sequence[Array]:
     """The present values of its parameters, for a binding."""
-    return [p.numpy() for p in parameters_of(likelihood)]
+    return [value_of(p).astype(p.dtype.as_numpy_dtype) for p in parameters_of(likelihood)]

@@ -53,7 +53,7 @@ SMALL_LEVERAGE = 0.5
 """``αλ₂v`` up to which the likelihood's own nodes for q resolve the cavity as well."""
 
 
-class Tilted(NamedTuple):
+class TiltedNodes(NamedTuple):
     """Nodes under q, ``log p̃`` there, and the weights ``π ∝ w (p̃/t)^α`` of the data that they serve; zero
     for all others."""
 
@@ -92,7 +92,7 @@ class Marginalised(ProjectedLikelihood):
             nodes, log_weights = covering_nodes(at.m, at.v, cav.mean, cav.variance, NUM_NODES[1])
             yield nodes, log_weights, large
 
-    def _tilted(self, at: Moments) -> Iterator[Tilted]:
+    def _tilted(self, at: Moments) -> Iterator[TiltedNodes]:
         lambda_1, lambda_2 = at.removed
         for nodes, log_weights, served in self._rules(at):
             found = self.projected.at(nodes, False)
@@ -103,7 +103,7 @@ class Marginalised(ProjectedLikelihood):
             weights, total = normalised(np.where(finite, log_weights + self.alpha * h, -np.inf))
             if self.is_scalar:
                 weights, total = np.where(served, weights, 0.0), np.where(served, total, 0.0)
-            yield Tilted(nodes, found, weights, total / self.alpha)
+            yield TiltedNodes(nodes, found, weights, total / self.alpha)
 
     def ratios(self, at: Moments) -> RatioGradients:
         lambda_1, lambda_2 = at.removed

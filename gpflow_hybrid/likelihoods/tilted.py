@@ -24,7 +24,7 @@ SMALLEST_SHRINKAGE = 1e-2
 """Smallest tilted variance, as part of q's, that nodes placed for q can resolve."""
 
 
-class Tilted(NamedTuple):
+class TiltedSites(NamedTuple):
     """What a tilted distribution says about its site, seen from q; ``[N, L]`` but for the first."""
 
     log_ratio: tf.Tensor  # (1/α) log E_q[(p/t)^α]   [N]
@@ -42,7 +42,7 @@ def tilted_sites(
     lambda_2: tf.Tensor,
     alpha: float,
     num_nodes: int = NUM_NODES[1],
-) -> Tilted:
+) -> TiltedSites:
     """The sites that match the tilted moments, and the normalisers of the tilted distributions."""
     cav = cavity(Fmu, Fvar, lambda_1, lambda_2, alpha)
     with tf.GradientTape(watch_accessed_variables=False) as outer:
@@ -55,7 +55,7 @@ def tilted_sites(
     if closed_form is not None:
         d1, d2 = alpha * first, -alpha * outer.gradient(first, cav.mean)
         tilted_part = 1.0 - cav.variance * d2  # tilted variance / v₋
-        return Tilted(
+        return TiltedSites(
             closed_form + tf.reduce_sum(cav.log_scale_over_alpha, -1),
             (d1 + (cav.mean - Fmu) * d2) / (alpha * tilted_part),
             d2 / (alpha * tilted_part),
@@ -70,7 +70,7 @@ def tilted_sites(
     variance = tf.reduce_sum(weights * tf.square(nodes - Fmu - shift), 0)
     variance = tf.maximum(variance, SMALLEST_SHRINKAGE * Fvar)
     # t^α moves by the difference of natural parameters of the tilted distribution and of q.
-    return Tilted(
+    return TiltedSites(
         tf.reduce_sum(value + 0.0 * cav.variance, -1),
         lambda_1 - lambda_2 * Fmu + shift / (alpha * variance),
         lambda_2 + (1.0 / variance - 1.0 / Fvar) / alpha,

@@ -38,7 +38,7 @@ Array = npt.NDArray[Any]
 LogPrior = Callable[[Array], tuple[Any, Any]]
 
 
-class ModelParts(NamedTuple):
+class LossParts(NamedTuple):
     """What a collapsed model has that its loss is made of, beside its public parts."""
 
     method: Method
@@ -48,7 +48,7 @@ class ModelParts(NamedTuple):
     """Says that the first parameters are improper."""
 
 
-def array_loss(model: Any, parts: ModelParts) -> ArrayLoss | None:
+def array_loss(model: Any, parts: LossParts) -> ArrayLoss | None:
     """The training loss of a collapsed model on arrays; None where a part of it is not known there."""
     is_constant = all(isinstance(d, tf.Tensor) and d.dtype == tf.float64 for d in model.data)
     if not is_constant or len(model.data[0]) > tuning.KEPT_DISTANCES:
@@ -61,9 +61,9 @@ def array_loss(model: Any, parts: ModelParts) -> ArrayLoss | None:
     parameters = [p for part in (*kernels, mean, model.likelihood) for p in parameters_of(part)]
     if any(transform_of(p) is None for p in parameters):
         return None
-    known = {id(p.unconstrained_variable) for p in parameters}
+    own = {id(p.unconstrained_variable) for p in parameters}
     variables = tuple(model.trainable_variables)
-    if any(id(v) not in known for v in variables):
+    if any(id(v) not in own for v in variables):
         return None
     collapsing = iteration_of(parts.method, model.likelihood, parts.limits, Remarks())
     answers = answers_on_arrays(questions_of(parts.method, collapsing), model.likelihood)
@@ -80,7 +80,7 @@ class ArrayLoss:
         self,
         model: Any,
         variables: tuple[tf.Variable, ...],
-        parts: ModelParts,
+        parts: LossParts,
         iterate: Any,
         answers: Any,
     ) -> None:

@@ -24,7 +24,7 @@ from ..priors import PriorMoments
 from ..sites import SiteValues
 from ..stand_ins import leaves_of
 from ..validation import require_finite
-from .array_loss import ArrayLoss, ModelParts, array_loss
+from .array_loss import ArrayLoss, LossParts, array_loss
 from .array_predictions import array_predictions
 from .inferred import InferredModel
 
@@ -95,7 +95,7 @@ class CollapsedModel(InferredModel):
         if not type(self).__module__.startswith("gpflow_hybrid.") or "training_loss" in vars(self):
             return None  # a subclass may have another loss
         limits = self._training_limits()
-        parts = ModelParts(self._training_method(), limits, self._first_sites, self._penalty)
+        parts = LossParts(self._training_method(), limits, self._first_sites, self._penalty)
         return array_loss(self, parts)
 
     def predict_f_on_arrays(self, Xnew: Array) -> tuple[Array, Array] | None:

@@ -20,11 +20,11 @@ from ..models import SparseCVIModel
 from ..models.sparse_validation import check_data_for
 from ..rows import ArrayRows, DataRows
 from ..validation import check_count, check_positive, is_integer, prepare_data
+from .first_rows import FirstRows, check_first_rows, run_from_parts
 from .fit_results import FitResult
 from .fit_verdicts import Assessment, Ending, assessment_of, verdict_on
 from .minimisation import FAILURES, Callback, Ends, Minimisation, loss_closure
 from .parallel import Problem, run_starts_on
-from .parts import FirstRows, check_first_rows, run_from_parts
 from .starts import another_start, start_from_data
 
 Array = npt.NDArray[np.float64]

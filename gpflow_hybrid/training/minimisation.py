@@ -18,8 +18,8 @@ from ..errors import InvalidPosteriorError, NonFiniteError
 from ..models import CollapsedModel, SparseCVIModel
 from ..models.array_loss import ArrayLoss
 from ..rows import DataRows
-from .coordinates import Coordinates, positive_entries
 from .curvatures import inverse_curvature, units_of
+from .optimiser_coordinates import Coordinates, positive_entries
 
 Array = npt.NDArray[np.float64]
 
@@ -33,7 +33,7 @@ FAILURES = (NonFiniteError, InvalidPosteriorError, tf.errors.InvalidArgumentErro
 """What may go wrong at a start that others need not share."""
 
 
-class Run(NamedTuple):
+class FitEnd(NamedTuple):
     """Where one start ended."""
 
     x: Array
@@ -115,7 +115,7 @@ class Minimisation:
         self.num_iterations = self.num_evaluations = 0
         self.part_evaluations = 0.0
         """Of losses of parts of the rows, in units of such of all."""
-        self.best: Run | None = None
+        self.best: FitEnd | None = None
         self._learnt: Any = None
         self.stopped = False
         """By the callback."""
@@ -177,7 +177,7 @@ class Minimisation:
         if self._optimizer.loss is not None:
             self._optimizer.loss.leave_sites()
 
-    def run(self, bar: Any) -> Run:
+    def run(self, bar: Any) -> FitEnd:
         """To the end of one start, begun again on a slope as long as that helps."""
         left, before = self.max_iterations, np.inf
         for _ in range(1 + MAX_RESTARTS):
@@ -190,20 +190,20 @@ class Minimisation:
         return run
 
     @staticmethod
-    def _helps(run: Run, before: float) -> bool:
+    def _helps(run: FitEnd, before: float) -> bool:
         """Whether a loss has fallen by more than its own noise."""
         return run.loss < before - LEAST_GAIN * max(1.0, abs(run.loss))
 
-    def minimise(self, max_iterations: int, bar: Any, **options: Any) -> tuple[Run, int]:
+    def minimise(self, max_iterations: int, bar: Any, **options: Any) -> tuple[FitEnd, int]:
         """One call of SciPy's, with options of it."""
         iteration = 0
-        at_first: Run | None = None
+        at_first: FitEnd | None = None
 
         def begin(z: Array, loss: float) -> None:
             nonlocal at_first
             assert self._optimizer.gradient is not None
             gradient = self._coordinates.gradient_outward(z, self._optimizer.gradient)
-            at_first = Run(self._coordinates.outward(z), loss, gradient, False, "")
+            at_first = FitEnd(self._coordinates.outward(z), loss, gradient, False, "")
             self._tell(loss, 0)
 
         def callback(intermediate_result: Any) -> None:
@@ -214,7 +214,7 @@ class Minimisation:
             bar.update(1)
             if interrupts.is_pending():
                 x = self._coordinates.outward(at.x)
-                self.keep(Run(x, float(at.fun), np.array([np.nan]), False, ""))
+                self.keep(FitEnd(x, float(at.fun), np.array([np.nan]), False, ""))
             interrupts.check()
             self._tell(float(at.fun), iteration)
             if self.log_scale and self._is_flat():
@@ -248,7 +248,7 @@ class Minimisation:
         gradient = self._coordinates.gradient_outward(result.x, gradient)
         self.move_to(x)
         self._learnt = result.hess_inv
-        run = Run(x, float(result.fun), gradient, result.status == 1, message)
+        run = FitEnd(x, float(result.fun), gradient, result.status == 1, message)
         self.keep(run)
         return run, int(result.nit)
 
@@ -267,7 +267,7 @@ class Minimisation:
         assert gradient is not None
         return bool(np.max(np.abs(self._coordinates.in_logarithms(gradient))) <= self.tolerance)
 
-    def keep(self, run: Run) -> None:
+    def keep(self, run: FitEnd) -> None:
         """If it is the best so far."""
         if np.isfinite(run.loss) and (self.best is None or run.loss <= self.best.loss):
             self.best = run

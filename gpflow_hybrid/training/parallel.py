@@ -11,8 +11,8 @@ from gpflow.models.training_mixins import ExternalDataTrainingLossMixin
 from ..display import progress_bar
 from ..errors import InvalidDataError
 from ..models import SparseCVIModel
-from .minimisation import FAILURES, Array, Ends, Minimisation, Run, loss_closure
-from .parts import FirstRows, run_from_parts
+from .first_rows import FirstRows, run_from_parts
+from .minimisation import FAILURES, Array, Ends, FitEnd, Minimisation, loss_closure
 
 
 class Problem(NamedTuple):
@@ -67,7 +67,7 @@ def run_starts_on(
     return Ends(losses, failures, False)
 
 
-def _run_start(common: _Fit, start: Array) -> Exception | tuple[list[Run], int, int, float]:
+def _run_start(common: _Fit, start: Array) -> Exception | tuple[list[FitEnd], int, int, float]:
     model, data, first_rows, seed = common.problem
     rows = model.all_rows(data) if isinstance(model, SparseCVIModel) else data
     needs_data = isinstance(model, ExternalDataTrainingLossMixin)

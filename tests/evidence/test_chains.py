@@ -8,7 +8,7 @@ import tensorflow as tf
 from scipy import stats
 
 from gpflow_hybrid.evidence.bases import FactoredPrior, conditionals, prior_base
-from gpflow_hybrid.evidence.chains import NUM_KNOTS, Chains, Path, Target, advance
+from gpflow_hybrid.evidence.chains import NUM_KNOTS, AnnealedTarget, Chains, Path, advance
 from gpflow_hybrid.evidence.schedules import NO_WARP
 from gpflow_hybrid.evidence.settings import jittered_cholesky
 
@@ -31,7 +31,7 @@ def test_exact_draws_stay_exact_draws() -> None:
     base = prior_base(prior)
     blocks = conditionals(prior, base.lambda_2, 2)
     likelihood = gpflow.likelihoods.Gaussian(noise)
-    target = Target(likelihood, tf.constant(X), tf.constant(Y), base, blocks)
+    target = AnnealedTarget(likelihood, tf.constant(X), tf.constant(Y), base, blocks)
     chains = Chains(
         f[None, None],
         stats.norm.logpdf(Y[:, 0], f, np.sqrt(noise))[None],

@@ -9,7 +9,7 @@ import tensorflow as tf
 from scipy import stats
 
 import gpflow_hybrid as gh
-from gpflow_hybrid.evidence import annealed_importance_sampling, batches
+from gpflow_hybrid.evidence import annealed_batch, annealed_importance_sampling
 from gpflow_hybrid.evidence.bases import FactoredPrior, marginal_variance, site_base
 from gpflow_hybrid.evidence.moment_matching import MatchedSites, match_moments
 from gpflow_hybrid.evidence.settings import jittered_cholesky
@@ -62,7 +62,7 @@ def test_any_start_gives_the_right_answer(monkeypatch, own_inference_works: bool
     def fails(self) -> None:
         raise gh.InvalidPosteriorError("no")
 
-    monkeypatch.setattr(batches, "match_moments", no_match)
+    monkeypatch.setattr(annealed_batch, "match_moments", no_match)
     if not own_inference_works:
         monkeypatch.setattr(gh.CVIModel, "infer", fails)
     X, Y = np.array([[0.0], [0.5]]), np.array([[1.0], [0.0]])

@@ -111,24 +111,27 @@ def test_newton_systems_solve_their_equations(
 
 
 @pytest.mark.parametrize("strong", [0.0, 0.02, 1e3])
-@pytest.mark.parametrize("num_directions", [3000, 30])
+@pytest.mark.parametrize(("num_directions", "per_datum"), [(3000, 6.0), (30, 6.0), (3000, 0.75)])
 def test_strong_directions(
-    strong: float, num_directions: int, monkeypatch: pytest.MonkeyPatch
+    strong: float, num_directions: int, per_datum: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of them are the inverse itself; with fewer GMRES has the rest to do."""
     options = dataclasses.replace(newton.NEWTON, strong_curvature=strong)
     monkeypatch.setattr(directions, "NEWTON", options)
     monkeypatch.setattr(tuning, "DIRECTIONS", num_directions)
+    monkeypatch.setattr(tuning, "DIRECTIONS_PER_DATUM", per_datum)
     Sigma, (mm, mv, _, vv), g2, rng = problem(3, True, 0.05)
     curvature = Curvature(mm, mv, np.swapaxes(mv, 1, 2), 0.5 * (vv + np.swapaxes(vv, 1, 2)))
     J = written_out(Sigma, curvature, g2, 1.3)
     r = rng.normal(size=(2, *g2.shape))
-    solve = directions.StrongDirections(covariance(Sigma), curvature, g2).solver(1.3)
+    found = directions.StrongDirections(covariance(Sigma), curvature, g2)
+    assert len(found._strong[0]) <= min(num_directions, per_datum * g2.shape[1])
+    solve = found.solver(1.3)
     system = NewtonSystem(covariance(Sigma), curvature, g2, damping=0.3)
     for transpose, matrix in ((False, J), (True, J.T)):
         exact = np.linalg.solve(matrix, r.ravel())
         error = np.linalg.norm(solve(r, transpose).ravel() - exact) / np.linalg.norm(exact)
-        has_all = strong == 0.0 and num_directions == 3000
+        has_all = strong == 0.0 and (num_directions, per_datum) == (3000, 6.0)
         assert error < 1e-10 if has_all else 1e-6 < error < 1.0
         found = system._solve(r, 1e-11, False, transpose=transpose)
         np.testing.assert_allclose(found.ravel(), exact, rtol=1e-8, atol=1e-9)

@@ -126,6 +126,28 @@ def test_parameters_change_without_another_trace() -> None:
     assert abs(float(found[-1])) > 1e-3  # there is something to see
 
 
+def test_parameters_are_read_once_for_all_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPflow's transforms take as long as the arithmetic of some hundred data."""
+    num_reads, values_of = [0], servers.values_of
+
+    def counted(likelihood: Any) -> Any:
+        num_reads[0] += 1
+        return values_of(likelihood)
+
+    monkeypatch.setattr(servers, "values_of", counted)
+    X = np.random.default_rng(0).normal(size=(30, 1))
+    likelihood = gpflow.likelihoods.StudentT(scale=0.3)
+    model = gh.CVIModel((X, np.sin(X)), gpflow.kernels.RBF(), likelihood)
+    asked = model.infer().num_evaluations
+    assert asked > 2
+    assert num_reads == [1]
+    (scale,) = values_of(likelihood)
+    assert scale == pytest.approx(0.3, rel=1e-14)
+    likelihood.scale.assign(0.5)
+    model.infer()
+    assert num_reads == [2]
+
+
 def test_compiled_answers_do_not_keep_a_likelihood_alive() -> None:
     """One that has a function which holds it."""
     likelihood = gpflow.likelihoods.HeteroskedasticTFPConditional(tfp.distributions.Laplace)

@@ -299,6 +299,33 @@ def test_far_from_the_optimum_natural_gradients_take_over(monkeypatch: pytest.Mo
     assert solution.value == pytest.approx(alone.value, abs=1e-9)
 
 
+def test_steps_of_coupled_latents_have_as_many_digits_as_the_residual(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So that convergence is still quadratic; one latent, whose systems are cheap, always has more."""
+    asked = []
+    direction = variational.newton_direction
+
+    def noted(system: Any, at: BoundEvaluation, tolerance: float, **options: Any) -> Any:
+        asked.append((at.residual_norm, tolerance))
+        return direction(system, at, tolerance, **options)
+
+    monkeypatch.setattr(variational, "newton_direction", noted)
+    X, Y = binary()
+    model = gh.CVIModel(
+        (X, Y), gpflow.kernels.Matern52(), gpflow.likelihoods.Softmax(2), num_latent_gps=2
+    )
+    assert model.infer(tolerance=1e-9).num_evaluations < 9
+    for residual, tolerance in asked:
+        expected = max(NEWTON.step_tolerance, min(residual, NEWTON.far_tolerance))
+        assert tolerance == pytest.approx(expected)
+    tolerances = {tolerance for _, tolerance in asked}
+    assert len(tolerances) >= 3
+    asked.clear()
+    gh.CVIModel((X, Y), gpflow.kernels.Matern52(), PROBIT).infer()
+    assert {tolerance for _, tolerance in asked} == {NEWTON.step_tolerance}
+
+
 # The collapsed objective
 
 

@@ -18,7 +18,7 @@ from gpflow_hybrid.integration.designs import (
 )
 from gpflow_hybrid.integration.lattices import Lattice
 from gpflow_hybrid.integration.marginals import marginal, smooth_draws
-from gpflow_hybrid.integration.settings import Node
+from gpflow_hybrid.integration.movable import Node
 
 Log = Callable[[np.ndarray], np.ndarray]
 

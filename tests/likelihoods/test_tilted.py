@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from gpflow_hybrid.likelihoods.ratios import log_expected_ratio
-from gpflow_hybrid.likelihoods.tilted import Tilted, tilted_sites
+from gpflow_hybrid.likelihoods.tilted import TiltedSites, tilted_sites
 from tests import reference
 from tests.likelihood_cases import CASES
 
@@ -58,7 +58,7 @@ def matching(name: str, y: np.ndarray, m: np.ndarray, v: np.ndarray, alpha: floa
     return Marginal(found.mean, found.variance, lambda_1, lambda_2)
 
 
-def sites_by_quadrature(name: str, y: np.ndarray, q: Marginal, alpha: float) -> Tilted:
+def sites_by_quadrature(name: str, y: np.ndarray, q: Marginal, alpha: float) -> TiltedSites:
     arguments = (np.zeros_like(y), *(tf.constant(x) for x in (q.m, q.v, y)), q.lambda_1, q.lambda_2)
     found = tilted_sites(LIKELIHOODS[name], *arguments, alpha)
     alone = log_expected_ratio(LIKELIHOODS[name], *arguments, alpha, blend=False)
@@ -67,7 +67,7 @@ def sites_by_quadrature(name: str, y: np.ndarray, q: Marginal, alpha: float) -> 
 
 
 def assert_sites(
-    found: Tilted, name: str, y: np.ndarray, q: Marginal, alpha: float, atol: float
+    found: TiltedSites, name: str, y: np.ndarray, q: Marginal, alpha: float, atol: float
 ) -> None:
     """``atol`` is in nats, and for the sites in units of q."""
     expected = reference.tilted(*q, y, reference.LOG_PROBS[name], alpha)
@@ -78,7 +78,7 @@ def assert_sites(
 
 
 def assert_equal_sites(
-    found: Tilted, q: Marginal, lambda_1: np.ndarray, lambda_2: np.ndarray, atol: float
+    found: TiltedSites, q: Marginal, lambda_1: np.ndarray, lambda_2: np.ndarray, atol: float
 ) -> None:
     np.testing.assert_allclose(found.precision * q.v, lambda_2 * q.v, rtol=1e-9, atol=atol)
     slope = (lambda_1 - lambda_2 * q.m) * np.sqrt(q.v)

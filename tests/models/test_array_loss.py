@@ -15,8 +15,8 @@ import gpflow_hybrid as gh
 from gpflow_hybrid.array_parameters import transform_of
 from gpflow_hybrid.priors.stationary import StationaryMatrix, is_stationary, matrices
 from gpflow_hybrid.training import curvatures
-from gpflow_hybrid.training.coordinates import Coordinates
 from gpflow_hybrid.training.curvatures import units_of
+from gpflow_hybrid.training.optimiser_coordinates import Coordinates
 
 RNG = np.random.default_rng(0)
 X = np.vstack([RNG.normal(size=(29, 3)), np.zeros((1, 3))])

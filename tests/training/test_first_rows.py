@@ -15,7 +15,8 @@ from gpflow_hybrid import InvalidDataError
 from gpflow_hybrid.display import progress_bar
 from gpflow_hybrid.inference.row_sums import RowSums
 from gpflow_hybrid.rows import ArrayRows, DatasetRows
-from gpflow_hybrid.training import FitStep, parts
+from gpflow_hybrid.training import FitStep
+from gpflow_hybrid.training import first_rows as parts
 from gpflow_hybrid.training.curvatures import inverse_curvature
 from gpflow_hybrid.training.minimisation import Minimisation, loss_closure
 

@@ -14,7 +14,7 @@ from scipy.special import logsumexp
 
 from ..errors import NonFiniteError, in_short
 from .bases import Base, FactoredPrior, conditionals, prior_base, site_base
-from .chains import Chains, Path, Target, advance
+from .chains import AnnealedTarget, Chains, Path, advance
 from .moment_matching import match_moments
 from .plans import Plan
 from .prediction import predictive_log_densities
@@ -69,7 +69,7 @@ class Batch:
             base = posterior_base(settings, indices, X, Y, prior)
         blocks = conditionals(prior, base.lambda_2, plan.block_size or int(X.shape[0]))
         self.data = X, Y
-        self.target = Target(settings.likelihood, X, Y, base, blocks)
+        self.target = AnnealedTarget(settings.likelihood, X, Y, base, blocks)
 
     def run(self) -> Iterator[SettingOutput]:
         """Anneal, sample, predict and anneal back; one output for each setting."""

@@ -18,7 +18,7 @@ from ..errors import InvalidDataError
 from ..models import SparseCVIModel
 from ..rows import ArrayRows, DataRows
 from ..validation import check_count
-from .minimisation import FAILURES, Minimisation, Run, loss_closure
+from .minimisation import FAILURES, FitEnd, Minimisation, loss_closure
 
 FirstRows = int | Literal["auto"] | None
 
@@ -97,7 +97,7 @@ def parts_of(model: Any, rows: Any, first_rows: FirstRows, seed: int) -> list[Da
 
 def run_from_parts(
     task: Minimisation, rows: Any, first_rows: FirstRows, seed: int, bar: Any
-) -> Run:
+) -> FitEnd:
     """One start: on parts of the rows, then on all; on all alone, from where the model was, if that fails.
 
     Where a part is left by any other exception, the model is what it was before.
