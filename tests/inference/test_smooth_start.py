@@ -105,7 +105,7 @@ def test_others_start_as_they_did() -> None:
 
 
 def test_where_there_is_no_prior_there_is_no_start() -> None:
-    """A line search that went too far comes back: inference of the relative ends before its first question."""
+    """A line search that went too far comes back: that of the relative asks nothing."""
     model = classifier(num=12)
     loss = model.training_loss_closure()
     first = float(loss())
