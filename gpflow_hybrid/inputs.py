@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy.typing as npt
 import tensorflow as tf
 from gpflow.base import RegressionData
 from gpflow.config import default_float
+from gpflow.inducing_variables import InducingPoints, InducingVariables
 from gpflow.likelihoods import (
     Bernoulli,
     Beta,
@@ -62,6 +64,17 @@ def _differs(whole: tf.Tensor, Y: tf.Tensor) -> bool:
     return bool(tf.executing_eagerly() and np.any(whole.numpy() != Y.numpy()))
 
 
+def columns_of(inputs: Any) -> int | None:
+    """Of a model's inputs, or of the points among its inducing variables, where they are known."""
+    if not isinstance(inputs, InducingVariables):
+        found: int | None = inputs.shape[-1]
+        return found
+    for part in (*inputs.submodules, inputs):
+        if isinstance(part, InducingPoints):
+            return int(part.Z.shape[1])
+    return None
+
+
 def new_inputs(value: Any, num_columns: int | None = None, name: str = "Xnew") -> tf.Tensor:
     """New inputs ``[batch..., N, D]``, whatever holds their numbers, of the columns of a model's data."""
     X = inputs_of(value, name)
@@ -69,7 +82,7 @@ def new_inputs(value: Any, num_columns: int | None = None, name: str = "Xnew") -
     if rank is not None and rank < 2:
         raise InvalidDataError(
             f"{name} must have the shape [N, D]; found shape {X.shape}. Pass {name}.reshape(-1, 1) if "
-            "it is one column, reshape(1, -1) if it is one row."
+            "it is one column, [['name']] of a table; reshape(1, -1) if it is one row."
         )
     found = None if rank is None else X.shape[-1]
     if None not in (found, num_columns) and found != num_columns:
@@ -91,7 +104,7 @@ def new_data(data: Any, likelihood: Likelihood, num_columns: int | None) -> Regr
     if rank is not None and rank < 2:
         raise InvalidDataError(
             f"Y must have two dimensions, [N, P]; found shape {Y.shape}. Pass Y.reshape(-1, 1) if it "
-            "is one column."
+            "is one column, [['name']] of a table."
         )
     num_X, num_Y = X.shape[-2], None if rank is None else Y.shape[-2]
     if None not in (num_X, num_Y) and num_X != num_Y:
@@ -117,6 +130,7 @@ def numeric_array(name: str, value: Any) -> npt.NDArray[Any]:
     if isinstance(value, np.ma.MaskedArray):
         value = np.ma.filled(value.astype(np.float64), np.nan)
     table = value
+    _refuse_times(name, table)
     if hasattr(value, "to_numpy"):  # or a column of one, perhaps of types with missing values
         value = _from_table(value)
     try:
@@ -136,19 +150,30 @@ def numeric_array(name: str, value: Any) -> npt.NDArray[Any]:
     return array
 
 
+def _refuse_times(name: str, table: Any) -> None:
+    """Columns that would become nanoseconds beside columns of numbers."""
+    columns = _columns(table, lambda kind: getattr(kind, "kind", "O") in "mM")
+    if columns:
+        raise InvalidDataError(
+            f"{name} must be numeric; found times{columns}. Turn them into numbers of a unit, or leave "
+            "them out."
+        )
+
+
 def _other_columns(table: Any) -> str:
     """Which columns of a table hold no numbers, in words."""
+    return _columns(table, lambda kind: getattr(kind, "kind", "O") not in "fiub")
+
+
+def _columns(table: Any, is_meant: Callable[[Any], bool]) -> str:
+    """Which columns of a table are of a kind that is meant, in words."""
     kinds: Any = getattr(table, "dtypes", None)
     if not hasattr(kinds, "items"):
         return ""
-    found = [f"{str(name)!r} ({kind})" for name, kind in kinds.items() if not _is_numeric(kind)]
+    found = [f"{str(name)!r} ({kind})" for name, kind in kinds.items() if is_meant(kind)]
     return (
         f" by the columns {', '.join(found[:3])}{', …' if len(found) > 3 else ''}" if found else ""
     )
-
-
-def _is_numeric(kind: Any) -> bool:
-    return getattr(kind, "kind", "O") in "fiub"
 
 
 def _from_table(table: Any) -> Any:

@@ -15,6 +15,9 @@ SHARED_MATRICES = 2
 MATRICES_PER_LATENT = 3
 """and for every latent: measured with ``benchmarks.memory``, 4.7 in all for one latent at N = 5000."""
 
+INDUCING_MATRICES = 3
+"""M×M matrices for every latent without which nothing is computed: of the sites, of u and its factor."""
+
 LARGE_PART = 0.5
 """Part of the machine's memory above which a model warns of what it will take."""
 
@@ -56,6 +59,16 @@ def check_dense_model(num_data: int, num_latent_gps: int, num_kernels: int, item
     if needed > there:
         raise InvalidDataError(f"X has too many rows for a dense model: {words}")
     warnings.warn(f"A large dense model: {words}", LargeModelWarning, stacklevel=4)
+
+
+def check_inducing_points(number: int, num_latent_gps: int) -> None:
+    """Refuse so many inducing points that no machine like this can hold their matrices."""
+    needed, there = INDUCING_MATRICES * num_latent_gps * 8 * number**2, machine_memory()
+    if there is not None and needed > there:
+        raise InvalidDataError(
+            f"inducing_variable has too many points: {number:,} need more than {in_gigabytes(needed)}; "
+            f"this machine has {in_gigabytes(there)}. Pass fewer: gpflow_hybrid.inducing_points(X, M)."
+        )
 
 
 def check_covariance(num_points: int, num_latent_gps: int, itemsize: int) -> None:

@@ -23,10 +23,11 @@ from gpflow.utilities import assert_params_false
 from .batches import in_batches
 from .covariances import covariance, prior_mean, variance
 from .errors import InvalidPosteriorError, NonFiniteError, in_short
+from .inputs import columns_of, new_inputs
 from .linalg import factorise, matvec, offset_sites, weights_from_factors
 from .sites import Sites, SiteValues
 
-__all__ = ["SitePosterior"]
+__all__ = ["CheckedPosterior", "SitePosterior"]
 
 
 def cache_type(value: PrecomputeCacheType | str | None) -> PrecomputeCacheType:
@@ -83,7 +84,19 @@ def no_cavity(
     )
 
 
-class SitePosterior(AbstractPosterior):
+class CheckedPosterior(AbstractPosterior):
+    """A posterior that takes whatever a model's constructor takes for X."""
+
+    def predict_f(self, Xnew: Any, *args: Any, **kwargs: Any) -> MeanAndVariance:
+        """See GPflow's method."""
+        return super().predict_f(new_inputs(Xnew, columns_of(self.X_data)), *args, **kwargs)
+
+    def fused_predict_f(self, Xnew: Any, *args: Any, **kwargs: Any) -> MeanAndVariance:
+        """See GPflow's method."""
+        return super().fused_predict_f(new_inputs(Xnew, columns_of(self.X_data)), *args, **kwargs)
+
+
+class SitePosterior(CheckedPosterior):
     """q(f(·)) of a model with sites.
 
     With ``β = (I + ΛK)⁻¹ r``, ``T = chol(B)⁻¹ S k(X, x)`` and the negative sites' correction R, ::
@@ -219,11 +232,12 @@ def following(make: Callable[[], BasePosterior], cache: PrecomputeCacheType) -> 
 
 @functools.cache
 def _following(kind: type[BasePosterior]) -> Callable[..., BasePosterior]:
-    class Following(kind):  # type: ignore[valid-type, misc]
+    class Following(CheckedPosterior, kind):  # type: ignore[valid-type, misc]
         def __init__(self, make: Callable[[], BasePosterior], cache: PrecomputeCacheType) -> None:
             self._make = make
             now = make()
-            super().__init__(
+            kind.__init__(
+                self,
                 now.kernel,
                 now.X_data,
                 now.q_mu,
@@ -249,10 +263,11 @@ def _following(kind: type[BasePosterior]) -> Callable[..., BasePosterior]:
         def _precompute(self) -> tuple[PrecomputedValue, ...]:
             now = self._make()
             self._set_qdist(now.q_mu, now.q_sqrt)
-            return super()._precompute()
+            return super()._precompute()  # type: ignore[safe-super]
 
-        def fused_predict_f(self, Xnew: TensorType, *args: Any, **kwargs: Any) -> Any:
-            return self._make().fused_predict_f(Xnew, *args, **kwargs)
+        def fused_predict_f(self, Xnew: Any, *args: Any, **kwargs: Any) -> Any:
+            inputs = new_inputs(Xnew, columns_of(self.X_data))
+            return self._make().fused_predict_f(inputs, *args, **kwargs)
 
     Following.__name__ = Following.__qualname__ = kind.__name__
     return Following

@@ -76,7 +76,7 @@ def _check_rank(name: str, value: Any) -> None:
     if tf.TensorShape(value.shape).rank != 2:  # of a variable it may be unknown
         raise InvalidDataError(
             f"{name} must have two dimensions, [N, {'P' if name == 'Y' else 'D'}]; found shape "
-            f"{value.shape}. Pass {name}.reshape(-1, 1) if it is one column."
+            f"{value.shape}. Pass {name}.reshape(-1, 1) if it is one column, [['name']] of a table."
         )
 
 

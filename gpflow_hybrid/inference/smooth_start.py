@@ -110,19 +110,19 @@ def _of_steep_relative(iteration: Iteration[Result], beta: float) -> Iteration[R
     """An iteration whose questions about ``E_q[log p(y|f)]`` are asked about ``p̃(y|βf)``: with
     ``Ẽ(m, v) = E(βm, β²v)`` every derivative in m brings a β, and every one in v a β²."""
     scales = np.array([beta, beta * beta])
-    request = next(iteration)
+    answer: Any = None
     while True:
+        try:
+            request = iteration.send(answer)
+        except StopIteration as end:  # also at once, where the prior is not valid
+            return end.value
         m, v, *others = request.arrays
         if request.question is EXPECTATIONS:
             E = yield SMOOTH_EXPECTATIONS(beta * m, beta * beta * v)
-            answer: Any = ExpectationGradients(E.value, scales[0] * E.mean, scales[1] * E.variance)
+            answer = ExpectationGradients(E.value, scales[0] * E.mean, scales[1] * E.variance)
         else:
             (g2,) = others
             H = yield SMOOTH_CURVATURE(beta * m, beta * beta * v, g2 / scales[1])
             answer = Curvature(
                 *(x * s for x, s in zip(H, np.outer(scales, scales).flat, strict=True))
             )
-        try:
-            request = iteration.send(answer)
-        except StopIteration as end:
-            return end.value

@@ -130,11 +130,16 @@ def posterior_from_factors(
     """``d``, ``v`` and ``log Z`` without forming ``Σ``."""
     V, W = factors.V, factors.W
     # d = Σr = Kβ₊ + WᵀWr
-    shift = matvec(K, _weights(K, factors, r, lambda_2)) + matvec(W, matvec(W, r), True)
+    weights, whitened_r = _weights(K, factors, r, lambda_2), matvec(W, r)
+    positive = matvec(K, weights)
+    shift = positive + matvec(W, whitened_r, True)
     variance = (
         tf.linalg.diag_part(K) - tf.reduce_sum(V * V, axis=-2) + tf.reduce_sum(W * W, axis=-2)
     )
-    log_normaliser = 0.5 * (tf.reduce_sum(r * shift, -1) - factors.log_det)
+    # ½ rᵀΣ₊r as a maximum over d, which does not feel d's rounding error in units of r, but of β₊
+    sites = r - 0.5 * tf.square(factors.scale) * positive - 0.5 * weights
+    quadratic = tf.reduce_sum(positive * sites, -1)
+    log_normaliser = quadratic + 0.5 * (tf.reduce_sum(tf.square(whitened_r), -1) - factors.log_det)
     return LatentPosterior(shift, variance, log_normaliser)
 
 

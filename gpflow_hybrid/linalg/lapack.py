@@ -59,6 +59,8 @@ def posterior(K: Array, r: Array, lambda_2: Array, room: Array | None = None) ->
     log_det = 2.0 * np.log(L.diagonal()).sum()
     weights = _weights(K, scale, L, r, lambda_2)
     shift = symmetric_product(K, weights)
+    # ½ rᵀΣ₊r as a maximum over d, which does not feel d's rounding error in units of r, but of β₊
+    quadratic = shift @ (r - 0.5 * scale * scale * shift) - 0.5 * (weights @ shift)
     _lapack("trtri", L)(L.T, lower=0, overwrite_c=1)
 
     # v₊ = (1 − diag B⁻¹)/λ₂, or diag(K) − column sums of squares of L⁻¹ S K
@@ -73,9 +75,10 @@ def posterior(K: Array, r: Array, lambda_2: Array, room: Array | None = None) ->
     if found is None:
         return _no_posterior(K, L)
     W, log_det_C = found
-    shift += (W @ r) @ W
+    whitened_r = W @ r
+    shift += whitened_r @ W
     variance += np.einsum("ij,ij->j", W, W)
-    log_normaliser = 0.5 * (r @ shift - log_det - log_det_C)
+    log_normaliser = quadratic + 0.5 * (whitened_r @ whitened_r - log_det - log_det_C)
     return HostPosterior(shift, variance, np.asarray(log_normaliser, K.dtype), L, W, weights)
 
 

@@ -18,6 +18,7 @@ from gpflow.utilities import is_variable
 from .. import objectives
 from ..covariances import covariance, latent_kernels, prior_mean
 from ..errors import InvalidDataError
+from ..inputs import columns_of
 from ..likelihoods.ordinal import with_finite_derivatives
 from ..linalg import Marginals, marginals, uses_lapack
 from ..memory import check_dense_model
@@ -188,7 +189,7 @@ class SiteModel(PredictiveModel, InternalDataTrainingLossMixin):
         )
 
     def _num_inputs(self) -> int | None:
-        return self.data[0].shape[1]
+        return columns_of(self.data[0])
 
     def _width(self) -> int:
         return 0  # SitePosterior makes batches itself, with one factorisation

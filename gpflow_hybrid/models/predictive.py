@@ -7,13 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 from gpflow.base import MeanAndVariance
-from gpflow.inducing_variables import InducingPoints
 from gpflow.models import GPModel
 from gpflow.utilities import assert_params_false
 
 from ..batches import in_batches
 from ..forks import refuse_forked
-from ..inputs import new_data, new_inputs
+from ..inputs import columns_of, new_data, new_inputs
 from ..likelihoods import predictions
 from ..memory import check_covariance
 from ..validation import check_outputs, require_finite
@@ -39,10 +38,7 @@ class PredictiveModel(GPModel):
 
     def _num_inputs(self) -> int | None:
         """Columns of X, where they are known."""
-        for part in (*self.inducing_variable.submodules, self.inducing_variable):
-            if isinstance(part, InducingPoints):
-                return int(part.Z.shape[1])
-        return None
+        return columns_of(self.inducing_variable)
 
     def _width(self) -> int:
         """Covariances with each new input that a prediction needs, if it is not batched itself."""

@@ -24,6 +24,7 @@ from ..inference.inducing import InducingPosterior, SummedSites
 from ..inference.remarks import Remarks
 from ..likelihoods.ordinal import with_finite_derivatives
 from ..linalg.threads import host_arithmetic
+from ..memory import check_inducing_points
 from ..objectives import Objective, power_of
 from ..posteriors import cache_type, following
 from ..priors.inducing import InducingPrior
@@ -70,6 +71,7 @@ class SparseSiteModel(WithObjective, PredictiveModel):
         super().__init__(kernel, likelihood, mean_function, num_latent_gps)
         self.num_data = num_data
         self.inducing_variable = prepare_inducing_variable(inducing_variable, kernel)
+        check_inducing_points(int(self.inducing_variable.num_inducing), num_latent_gps)
         self.sites = InducingSites(int(self.inducing_variable.num_inducing), num_latent_gps)
         self.sites.follow(self, "_site_values")
         check_mean(self.mean_function, self.inducing_variable, num_latent_gps)

@@ -17,9 +17,9 @@ class FitResult(ShownAsText):
     """How :func:`~gpflow_hybrid.fit` ended; prints as a few lines."""
 
     status: str
-    """``"converged"``; or ``"no_better_than_prior"``, ``"inaccurate"`` (the E-step or its quadrature),
-    ``"steep"`` (the line search gave up on a slope), ``"max_iterations"``, ``"interrupted"``;
-    ``"inferred"`` if nothing is trainable."""
+    """``"converged"``; or ``"no_better_than_prior"``, ``"no_better_than_constant"`` (where the likelihood
+    is a noise around f), ``"inaccurate"`` (the E-step or its quadrature), ``"steep"`` (the line search gave
+    up on a slope), ``"max_iterations"``, ``"interrupted"``; ``"inferred"`` if nothing is trainable."""
     message: str
     """What happened in words, and what to do about it."""
     loss: float

@@ -18,6 +18,8 @@ from ..likelihoods.ratios import log_expected_ratio
 from ..linalg.threads import host_arithmetic
 from ..models import CollapsedModel, CVIModel, SparseCVIModel
 from ..objectives import power_of
+from .constants import evidence_of_constant
+from .starts import is_noise_around_f
 
 LITTLE = 1.0
 """Nats by which an objective must exceed that of independent data: less is no evidence for a kernel
@@ -36,6 +38,8 @@ class Assessment(NamedTuple):
     residual: float = np.nan
     quadrature_error: float = np.nan
     tolerated_error: float = np.nan
+    gain_over_constant: float = np.nan
+    """NaN where the likelihood is no noise around f."""
 
 
 class Ending(NamedTuple):
@@ -54,6 +58,24 @@ def assessment_of(
 ) -> Assessment:
     """Look at a model where it was left; sites are brought to its hyperparameters."""
     value = -loss - float(model.log_prior_density())
+    found = _assessment(model, data, value, arrays)
+    if not is_noise_around_f(model.likelihood):
+        return found
+    X, Y = arrays()
+    constant = evidence_of_constant(model, X, Y, _num_rows(model, data, X))
+    return found._replace(gain_over_constant=value - constant)
+
+
+def _num_rows(model: Any, data: Any, X: Any) -> int:
+    """That an objective is of: of a stream or shards, more than those in memory."""
+    if isinstance(model, SparseCVIModel):
+        return int(model.all_rows(data).num_rows)
+    return int(getattr(model, "num_data", None) or len(X))
+
+
+def _assessment(
+    model: GPModel, data: Any, value: float, arrays: Callable[[], tuple[Any, Any]]
+) -> Assessment:
     if isinstance(model, CollapsedModel):
         report = model.refresh()
         # Σ log E_q[p/t] + log Z is exact for independent data, whatever the sites: no matrix is needed.
@@ -71,8 +93,7 @@ def assessment_of(
         gain = value - _independent(model, *arrays(), rows.num_rows)
         return Assessment(gain, report.residual, *errors)
     X, Y = arrays()
-    num_rows = getattr(model, "num_data", None) or len(X)
-    return Assessment(value - _independent(model, X, Y, int(num_rows)))
+    return Assessment(value - _independent(model, X, Y, _num_rows(model, data, X)))
 
 
 def _independent(model: GPModel, X: Any, Y: Any, num_rows: int) -> float:
@@ -114,6 +135,13 @@ def verdict_on(ending: Ending, found: Assessment) -> tuple[str, str]:
         return "inaccurate", (
             f"Not to be trusted: the quadrature of the likelihood is too coarse, its error is "
             f"{found.quadrature_error:.1e}. model.infer() says what to do."
+        )
+    # Where a constant is better than no function at all, that is what to say.
+    if found.gain_over_constant < min(LITTLE, found.gain):
+        return "no_better_than_constant", (
+            f"Not a fit: no better than a constant (a gain of {found.gain_over_constant:.2g} nats). "
+            "Observations far from the mean function do that: subtract their mean from Y. Data without a "
+            "signal do it too."
         )
     if found.gain < LITTLE:
         return "no_better_than_prior", (

@@ -56,7 +56,10 @@ def fit(
     vanishes, the E-step and its quadrature are to be trusted, and the objective is higher than that of
     independent data,
 
-        gain = L(λ*, θ) − L(λ*, θ)|_{K∘I}  ≥  1 nat.
+        gain = L(λ*, θ) − L(λ*, θ)|_{K∘I}  ≥  1 nat,
+
+    and, where the likelihood is a noise around f, higher by as much than that of a constant f of any size
+    with any such noise.
 
     A sparse model with many rows is first trained on a part of them, inducing points held; L-BFGS goes on
     with all from there, and where these stay held with the part's curvature too: fewer passes over the

@@ -102,3 +102,16 @@ def test_others_start_as_they_did() -> None:
     for likelihood in (gpflow.likelihoods.Softmax(3), gpflow.likelihoods.StudentT()):
         assert not starts_smoothly(likelihood)
         assert on_arrays(likelihood).smooth_relative is None
+
+
+def test_where_there_is_no_prior_there_is_no_start() -> None:
+    """A line search that went too far comes back: that of the relative asks nothing."""
+    model = classifier(num=12)
+    loss = model.training_loss_closure()
+    first = float(loss())
+    model.kernel.lengthscales.assign(1e-200)  # distances of 1e200, squared
+    assert float(loss()) == 1000.0 * 12 > first
+    with pytest.raises(gh.NonFiniteError, match="could not start"):
+        classifier(num=12, lengthscales=1e-200).training_loss()
+    model.kernel.lengthscales.assign(1.0)
+    assert float(loss()) == pytest.approx(first, rel=1e-8)

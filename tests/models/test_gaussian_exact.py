@@ -99,3 +99,28 @@ def test_training_ends_where_gpr_does(objective: str, mean: str, P: int) -> None
         np.testing.assert_allclose(
             trained[name].numpy(), parameter.numpy(), rtol=1e-4, atol=1e-5, err_msg=name
         )
+
+
+@pytest.mark.parametrize(
+    ("backend", "variance", "lengthscale"),
+    [("lapack", 1e10, 100.0), ("lapack", 1e8, 1.0), ("tensorflow", 1e10, 100.0)],
+)
+def test_observations_far_from_the_mean_function_keep_their_digits(
+    backend: str, variance: float, lengthscale: float
+) -> None:
+    """Beside y²/σ² = 10¹⁴: rounding errors of the mean under a wide prior, 10⁻³ for the widest, would be
+    thousands of nats in units of y/σ²."""
+    X, Y = make_data(9, 1, N=20)
+    data = (3.0 * X, 1e5 + Y)
+
+    def kernel() -> gpflow.kernels.Kernel:
+        return gpflow.kernels.Matern52(variance=variance, lengthscales=lengthscale)
+
+    expected = gpflow.models.GPR(data, kernel(), noise_variance=0.01).log_marginal_likelihood()
+    with gh.linear_algebra(backend):
+        model = gh.CVIModel(data, kernel(), gpflow.likelihoods.Gaussian(0.01))
+        model.infer()
+        values = [model.elbo(), -model.training_loss()]
+        if backend == "lapack":  # whose variances are never more than 1/λ₂
+            values.append(model.ep_like_log_marginal())
+    np.testing.assert_allclose(values, np.full(len(values), expected), atol=0.1)

@@ -7,6 +7,7 @@ from typing import Any
 
 import gpflow
 import numpy as np
+import pandas
 import pytest
 import tensorflow as tf
 
@@ -79,6 +80,11 @@ def test_every_form_of_new_inputs(make: Any, form: Any) -> None:
         model.predict_log_density((expected, labels.astype(float))),
     )
     assert model.predict_f_samples(given, 3).shape == (3, 5, 1)
+    for cache in ("tensor", None):
+        posterior = model.posterior(cache)
+        for name in ("predict_f", "fused_predict_f")[cache is None :]:
+            predict = getattr(posterior, name)
+            np.testing.assert_array_equal(predict(given), predict(expected))
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
@@ -96,6 +102,35 @@ def test_missing_values_of_tables_and_masked_arrays_are_refused() -> None:
     masked = np.ma.masked_array([[1.0], [0.0]], mask=[[False], [True]])
     with pytest.raises(gh.InvalidDataError, match="Y must be finite; found nan at row 1"):
         dense(data=(np.ones((2, 1)), masked))
+
+
+@both
+def test_tables_of_pandas(make: Any) -> None:
+    table = pandas.DataFrame({"a": pandas.array([1, 2, 3], "Int64"), "b": [2.0, 3.0, 4.0]})
+    model = make()
+    expected = model.predict_f(table.to_numpy(float))
+    np.testing.assert_array_equal(model.predict_f(table), expected)
+    np.testing.assert_array_equal(model.posterior().fused_predict_f(table), expected)
+    scores = model.predict_log_density((table.to_numpy(float), [[0.0], [1.0], [1.0]]))
+    for kind in ("Int64", "Float64", "boolean", "int8"):
+        labels = pandas.DataFrame({"y": pandas.array([0, 1, 1], kind)})
+        np.testing.assert_array_equal(model.predict_log_density((table, labels)), scores)
+    with pytest.raises(gh.InvalidDataError, match=r"Y\.reshape.*, \[\['name'\]\] of a table"):
+        model.predict_log_density((table, labels["y"]))
+    table.loc[1, "a"] = pandas.NA
+    with pytest.raises(gh.InvalidDataError, match="finite; found nan at row 1, column 0"):
+        model.predict_f(table)
+
+
+@both
+def test_times_are_not_taken_for_numbers(make: Any) -> None:
+    """Beside a column of numbers they would be nanoseconds since 1970."""
+    table = pandas.DataFrame({"a": [1, 2], "on": pandas.to_datetime(["2020", "2021"])})
+    with pytest.raises(gh.InvalidDataError, match="Xnew must be numeric; found times.*'on'"):
+        make().predict_f(table)
+    table["on"] -= table["on"][0]
+    with pytest.raises(gh.InvalidDataError, match="X must be numeric; found times.*'on'"):
+        dense(data=(table, Y[:2]))
 
 
 def test_text_is_refused_with_a_remedy() -> None:
@@ -176,9 +211,10 @@ def test_new_inputs_that_are_not_finite_are_refused_by_name(make: Any) -> None:
     for value in (np.nan, np.inf):
         new = np.stack([X, X])
         new[1, 3, 1] = value
-        for method in ("predict_f", "predict_y", "predict_f_samples"):
+        predictions = [model.predict_f, model.predict_y, model.predict_f_samples]
+        for predict in (*predictions, model.posterior().predict_f):
             with pytest.raises(gh.InvalidDataError, match="Xnew must be finite.* row 3, column 1"):
-                getattr(model, method)(new[1])
+                predict(new[1])
         with pytest.raises(gh.InvalidDataError, match="X must be finite.* row 3, column 1"):
             model.predict_log_density((new[1], Y))
         with pytest.raises(gh.InvalidDataError, match="Xnew must be finite.* row 3, column 1"):
@@ -286,6 +322,13 @@ def test_a_dense_model_that_cannot_fit_is_refused_before_anything_is_computed() 
         gh.CVIModel((rows, labels), gpflow.kernels.Matern52(), PROBIT)
     assert tracemalloc.get_traced_memory()[1] < 100 * num
     tracemalloc.stop()
+
+
+def test_more_inducing_points_than_the_machine_can_hold_are_refused() -> None:
+    num = int(np.sqrt(memory.machine_memory() / 8)) + 1
+    Z = np.arange(float(num)).reshape(-1, 1)
+    with pytest.raises(gh.InvalidDataError, match=rf"too many points: {num:,} need more than"):
+        gh.SparseCVIModel(gpflow.kernels.Matern52(), PROBIT, Z)
 
 
 def test_a_dense_model_that_fills_the_machine_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

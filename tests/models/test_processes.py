@@ -90,7 +90,7 @@ def script(body: str) -> str:
         capture_output=True,
         text=True,
         env=env,
-        timeout=500,
+        timeout=1800,  # three hundred fits take 45 s of a processor, and many times that beside other work
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
