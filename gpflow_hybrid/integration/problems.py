@@ -15,8 +15,8 @@ from gpflow.utilities import parameter_dict, set_trainable
 from ..copying import copied
 from ..errors import InvalidDataError
 from ..models import CollapsedModel, SparseCVIModel
+from ..training.coordinates import trained_parameters
 from ..training.fitting import loss_of_all
-from ..training.minimisation import trained_parameters
 from .coordinates import Coordinate, CoordinatePrior
 from .priors import ParameterPrior, Priors, choose_priors
 from .settings import MovableModel
