@@ -81,13 +81,13 @@ class CollapseOptions:
 
     acceptable_residual: float = 1e-4
     """Above, an iteration from a warm start is tried again from zero sites."""
-    polished_from: float = 1e-5
+    polished_from: float = 1e-6
     """Residual from which the last step needs no new factorisation."""
     last_step_tolerance: float = 1e-3
     """Relative error of that step: what it leaves of the residual."""
     left_residual: float = 0.1
     """Part of the residual that it may leave, if that is above the tolerance: more is no Newton step."""
-    long_step: float = 1e-4
+    long_step: float = 1e-5
     """In units of the posterior: a last step for which first derivatives are not enough."""
     weights_tolerance: float = 1e-8
     """Relative error of the weights in the total gradient, an order below that of Σ."""

@@ -7,7 +7,7 @@ With ``ρ(λ, θ)`` the residual of the E-step and w the solution of ``Jᵀw = �
 at constant λ* and w has the value of the collapsed objective, because ``ρ(λ*, θ) = 0``, and its total
 derivative, by implicit differentiation. For the ELBO ``∂L_0/∂λ = 0`` and w vanishes (envelope theorem).
 
-The last Newton step is taken without another factorisation. From a residual of 1e-5 it leads to λ*
+The last Newton step is taken without another factorisation. From a residual of 1e-6 it leads to λ*
 within 1e-9, and the posterior moves there by its derivatives,
 
     δm = Σa,     δv = −(Σ∘Σ)b,     δ log Z = mᵀδλ₁ − ½(m∘m + v)ᵀδλ₂     (m and v halfway)
