@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 from gpflow.base import Module, Parameter, TensorType
 from gpflow.config import default_float
@@ -83,7 +84,7 @@ class Sites(Module):
         ("_is_inferred", "_inferred", "_inferred_for", *Module._TF_MODULE_IGNORED_PROPERTIES)
     )
 
-    def __init__(self, num_data: tf.Tensor, static_num_data: int | None, num_latent_gps: int):
+    def __init__(self, num_data: int, static_num_data: int | None, num_latent_gps: int):
         shape = (static_num_data, num_latent_gps)
         zeros = tf.zeros((num_data, num_latent_gps), dtype=default_float())
         self._make(zeros, zeros, shape, shape)
@@ -138,7 +139,8 @@ class Sites(Module):
             "model.update_data((X, Y))."
         )
         if tf.executing_eagerly():
-            if self.values.lambda_1.shape[0] != tf.shape(X)[0]:
+            # Of data in a variable of any size the present number.
+            if self.values.lambda_1.shape[0] != tf.convert_to_tensor(X).shape[0]:
                 raise InvalidDataError(message)
             return
         tf.debugging.assert_equal(tf.shape(self.values.lambda_1)[0], tf.shape(X)[0], message)
@@ -191,8 +193,14 @@ class Sites(Module):
         """Whether a training loss has inferred λ."""
         return tf.convert_to_tensor(self._is_inferred)
 
-    def is_stale(self, hyperparameters: tf.Tensor) -> tf.Tensor:
+    def is_stale(self, hyperparameters: tf.Tensor) -> Any:
         """Whether λ was inferred for other hyperparameters, and has not been touched since."""
+        if (
+            tf.executing_eagerly()
+        ):  # by NumPy: TensorFlow takes milliseconds for the first of a kind
+            is_same = np.array_equal(self._inferred_for, hyperparameters)
+            is_untouched = np.array_equal(self._inferred, _in_a_row(self.values))
+            return np.bool_(self.is_inferred() and is_untouched and not is_same)
         if self._inferred_for.shape != hyperparameters.shape:  # a part of the model was replaced
             is_same = tf.constant(False)
         else:
@@ -246,7 +254,9 @@ def zeros_like(x: tf.Tensor) -> tf.Tensor:
     return tf.raw_ops.ZerosLike(x=tf.convert_to_tensor(x))
 
 
-def _in_a_row(values: Sequence[tf.Tensor]) -> tf.Tensor:
+def _in_a_row(values: Sequence[Any]) -> Any:
+    if tf.executing_eagerly():
+        return np.concatenate([np.ravel(x) for x in values])
     return tf.concat([tf.reshape(x, [-1]) for x in values], 0)
 
 

@@ -16,7 +16,7 @@ from gpflow.likelihoods import (
     Softmax,
     SwitchedLikelihood,
 )
-from gpflow.mean_functions import MeanFunction
+from gpflow.mean_functions import MeanFunction, Zero
 from gpflow.models import GPModel
 from gpflow.utilities import is_variable
 
@@ -42,7 +42,7 @@ def prepare_data(data: Any, likelihood: Likelihood) -> RegressionData:
                 f"number of rows may vary: pass tf.Variable({name}, shape=[None, {name}.shape[1]])."
             )
         _check_columns(name, value)
-    num_X, num_Y = int(tf.shape(X)[0]), int(tf.shape(Y)[0])
+    num_X, num_Y = count_rows(X), count_rows(Y)
     if num_X != num_Y:
         raise InvalidDataError(
             f"X and Y must have the same number of rows; found {num_X} and {num_Y}."
@@ -83,6 +83,12 @@ def _check_rank(name: str, value: Any) -> None:
 def _check_columns(name: str, value: Any) -> None:
     if value.shape[1] == 0:
         raise InvalidDataError(f"{name} must have at least one column; found none.")
+
+
+def count_rows(X: TensorType) -> int:
+    """Of data that are known, also in a variable of any number of rows."""
+    rows = X.shape[0]
+    return int(tf.shape(X)[0] if rows is None else rows)
 
 
 def count_latent_gps(
@@ -197,7 +203,10 @@ def check_scalar(likelihood: Likelihood, model: str) -> None:
 
 def check_mean_function(mean_function: MeanFunction, X: TensorType, num_latent_gps: int) -> None:
     """Refuse a mean function whose outputs are neither one for all latents nor one each."""
-    columns = mean_function(tf.convert_to_tensor(X)[:1]).shape[-1]
+    if type(mean_function) is Zero:
+        columns = mean_function.output_dim
+    else:
+        columns = mean_function(tf.convert_to_tensor(X)[:1]).shape[-1]
     if columns not in (1, num_latent_gps):
         allowed = "1 column" if num_latent_gps == 1 else f"1 or {num_latent_gps} columns"
         raise InvalidDataError(

@@ -28,21 +28,10 @@ class BoundEvaluation(NamedTuple):
     """NaN where no valid q exists, or an expectation is not finite."""
     rounding_error: float
     """Of the ELBO."""
-
-    @property
-    def residual(self) -> SitePair:
-        """``g(λ) − λ``: ``a = ∂E/∂m − (λ₁ − λ₂m)``, ``b = −2 ∂E/∂v − λ₂``; zero at the optimum."""
-        lambda_1, lambda_2 = self.sites
-        return SitePair(
-            self.E.mean - (lambda_1 - lambda_2 * self.q.mean), -2.0 * self.E.variance - lambda_2
-        )
-
-    @property
-    def residual_norm(self) -> float:
-        """In units of the posterior; infinite where there is no valid q."""
-        if not np.isfinite(self.elbo):
-            return math.inf
-        return relative_norm(self.q, self.residual, SitePair(self.E.mean, -2.0 * self.E.variance))
+    residual: SitePair
+    """``g(λ) − λ``: ``a = ∂E/∂m − (λ₁ − λ₂m)``, ``b = −2 ∂E/∂v − λ₂``; zero at the optimum."""
+    residual_norm: float
+    """In units of the posterior; infinite where there is no valid q."""
 
 
 def evaluate(
@@ -74,9 +63,13 @@ def assess(
     elbo = q.log_normaliser + (np.sum(E.value) - np.sum(log_t))
     is_finite = is_valid(q) and np.isfinite(E.mean).all() and np.isfinite(E.variance).all()
     error = np.finfo(q.mean.dtype).eps * _cancelled(prior, sites, q, E.value, log_t)
-    return BoundEvaluation(
-        sites, q, posterior, E, float(elbo) if is_finite else math.nan, float(error)
-    )
+    lambda_1, lambda_2 = sites
+    target = SitePair(E.mean, -2.0 * E.variance)
+    residual = SitePair(target.a - (lambda_1 - lambda_2 * q.mean), target.b - lambda_2)
+    is_number = is_finite and np.isfinite(elbo)
+    norm = relative_norm(q, residual, target) if is_number else math.inf
+    elbo = float(elbo) if is_finite else math.nan
+    return BoundEvaluation(sites, q, posterior, E, elbo, float(error), residual, norm)
 
 
 def _cancelled(

@@ -17,7 +17,7 @@ from ..copying import copied
 from ..errors import InvalidDataError
 from ..models import CollapsedModel, SparseCVIModel
 from ..training.fitting import loss_of_all
-from ..training.minimisation import trained_parameters
+from ..training.optimiser_coordinates import trained_parameters
 from .coordinates import Coordinate, CoordinatePrior
 from .movable import MovableModel
 from .priors import ParameterPrior, Priors, choose_priors

@@ -146,18 +146,21 @@ def _excess(order: int, x: Any) -> Any:
     return excesses((order,), x)[0]
 
 
-def negative_low(x: Any) -> tuple[Any, Any, Any]:
-    """``g₀``, ``g₁`` and ``g₂`` at ``−x`` for x ≥ 0."""
-    d = _excess(0, x)
+def negative_low(x: Any, excess: Any = None) -> tuple[Any, Any, Any]:
+    """``g₀``, ``g₁`` and ``g₂`` at ``−x`` for x ≥ 0.
+
+    :param excess: ``δ(x)``, if it is known.
+    """
+    d = _excess(0, x) if excess is None else excess
     h = x + d  # φ(x)/Φ(−x)
     return -0.5 * x * x - functions_of(x).log(SQRT_2PI * h), h, -h * d
 
 
-def positive_low(x: Any) -> tuple[Any, Any, Any]:
-    """``g₀``, ``g₁`` and ``g₂`` at x ≥ 0."""
+def positive_low(x: Any, excess: Any = None) -> tuple[Any, Any, Any]:
+    """``g₀``, ``g₁`` and ``g₂`` at x ≥ 0; ``excess`` as above."""
     xp = functions_of(x)
     density = xp.exp(-0.5 * x * x) / SQRT_2PI
-    tail = density / (x + _excess(0, x))  # Φ(−x)
+    tail = density / (x + (_excess(0, x) if excess is None else excess))  # Φ(−x)
     h = density / (1 - tail)
     return xp.log1p(-tail), h, -h * (x + h)
 

@@ -186,6 +186,10 @@ class _Declared(OnArrays):
     ) -> Curvature:
         return curvature(self._likelihood, data.X, data.Y, m, v, g2, rough=rough)
 
+    def quadrature_error(self, data: Observations, m: Array, v: Array) -> Any:
+        """None of expectations that are exact: ``E_mm`` is taken to be ``2 E_v``."""
+        return super().quadrature_error(data, m, v) if self._has_independent_rule else 0.0
+
     def ratios(self, alpha: float) -> Callable[..., RatioGradients] | None:
         def closed(data: Observations, *arguments: Array) -> Any:
             def log_expected(M: Array, V: Array) -> tuple[Array, Array, Array]:

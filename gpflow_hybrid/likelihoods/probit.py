@@ -11,7 +11,7 @@ from gpflow.base import MeanAndVariance, TensorType
 from gpflow.likelihoods import ScalarLikelihood
 
 from ..namespaces import functions_of, is_array
-from .log_cdf import log_cdf
+from .log_cdf import log_cdf, low_derivatives
 from .probit_integrals import (
     expected_log_cdf,
     high_moments,
@@ -103,8 +103,8 @@ class ProbitBernoulli(ScalarLikelihood):
         q2 = 1 + Fvar
         q = functions_of(Fvar).sqrt(q2)
         z = _signed(Fmu, Y) / q
-        slope = log_cdf(z, 1)
-        return log_cdf(z), _signed(slope, Y) / q, -0.5 * slope * z / q2
+        value, slope = low_derivatives(z)[:2] if is_array(z) else (log_cdf(z), log_cdf(z, 1))
+        return value, _signed(slope, Y) / q, -0.5 * slope * z / q2
 
     @check_shapes(
         "X: [broadcast batch..., input_dim]",

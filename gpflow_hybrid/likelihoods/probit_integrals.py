@@ -29,7 +29,7 @@ from .log_cdf import (
     positive_high,
     positive_low,
 )
-from .probit_narrow import NARROW, class_of, narrow_high, narrow_low
+from .probit_narrow import NARROW, narrow_high, narrow_low
 
 
 class Rule(NamedTuple):
@@ -39,15 +39,25 @@ class Rule(NamedTuple):
     num_nodes: int
     reach: float
     degree: int = DEGREE
+    num_positive: int | None = None
+    """Nodes for f > 0, if not as many."""
+    panels: int = 2
+    """For f < 0."""
+    moderate: Rule | None = None
+    """On arrays, for variances up to :data:`MODERATE`."""
 
 
-FINE = Rule(40, 9.5)
+MODERATE = 100.0
+"""Variance up to which half a line needs no panel of its own next to the bend, which is then no narrow part
+of the window: fewer nodes have the same digits."""
+
+FINE = Rule(40, 9.5, moderate=Rule(44, 9.5, num_positive=30, panels=1))
 """For Φᵅ and for g₃ and g₄: small for f < 0, so that a bend seven deviations away still counts."""
 
-COARSE = Rule(30, 7.7)
+COARSE = Rule(30, 7.7, moderate=Rule(36, 7.7, num_positive=22, panels=1))
 """For g₀, g₁ and g₂, which do not vanish for f < 0; 1e-10 at three quarters of the price."""
 
-ROUGH = Rule(16, 8.0, degree=12)
+ROUGH = Rule(16, 8.0, 12, moderate=Rule(20, 5.5, 12, num_positive=10, panels=1))
 """For g₃ and g₄ to three digits, which is enough for a Newton step; a third of FINE's price."""
 
 VARIANCE_FLOOR = 1e-16
@@ -60,9 +70,9 @@ def _legendre_rule(num_nodes: int) -> tuple[AnyNDArray, AnyNDArray]:
     return (1 + x[:, None]) / 2, w[:, None] / 2
 
 
-def _legendre(rule: Rule, like: Any) -> tuple[Any, ...]:
+def _legendre(num_nodes: int, like: Any) -> tuple[Any, ...]:
     """Gauss–Legendre nodes and weights on [0, 1], ``[n, 1]`` each."""
-    return tuple(functions_of(like).asarray(a, like.dtype) for a in _legendre_rule(rule.num_nodes))
+    return tuple(functions_of(like).asarray(a, like.dtype) for a in _legendre_rule(num_nodes))
 
 
 def _extent(edge: Any, reach: float) -> Any:
@@ -84,7 +94,7 @@ def side(m: Any, v: Any, damping: Any, rule: Rule) -> tuple[Any, Any]:
     its nodes in ``log(1 + |f|)``, because log Φ and Φᵅ bend there on the scale 1, whatever v is.
     """
     xp = functions_of(m)
-    x, w = _legendre(rule, m)
+    x, w = _legendre(rule.num_nodes, m)
     s = xp.sqrt(v)
     q2 = 1 + damping * v
     q = xp.sqrt(q2)
@@ -109,13 +119,21 @@ def _damped_side(m: Any, v: Any, rule: Rule) -> tuple[Any, Any]:
     One panel is enough: the window of ``N(f; m, v) exp(−½f²)`` is never wider than the bend.
     """
     xp = functions_of(m)
-    x, w = _legendre(rule, m)
+    x, w = _legendre(rule.num_positive or rule.num_nodes, m)
     s = xp.sqrt(v)
     q = xp.sqrt(1 + v)
     edge = xp.maximum(-m / (s * q), -rule.reach)
     width = _extent(-edge, rule.reach)
     z = -m * s / (1 + v) + (edge + width * x) / q
     return xp.stop_gradient(z), xp.stop_gradient(width * w / q)
+
+
+def _one_panel(m: AnyNDArray, v: AnyNDArray, rule: Rule) -> tuple[AnyNDArray, AnyNDArray]:
+    """Nodes z and weights dz for the half-line ``m + √v z < 0``, ``[n, B]``, of a moderate v."""
+    x, w = _legendre(rule.num_nodes, m)
+    edge = np.minimum(-m / np.sqrt(v), rule.reach)
+    width = _extent(edge, rule.reach)
+    return edge - width * x, width * w
 
 
 def _gaussian(z: Any) -> Any:
@@ -138,7 +156,7 @@ def _sides(m: Any, v: Any, rule: Rule) -> tuple[_Side, _Side]:
     """The negative and the positive side of f."""
     xp = functions_of(m)
     s = xp.sqrt(v)
-    z_neg, dz_neg = side(m, v, 0.0, rule)
+    z_neg, dz_neg = side(m, v, 0.0, rule) if rule.panels == 2 else _one_panel(m, v, rule)
     z_pos, dz_pos = _damped_side(m, v, rule)
     return (
         _Side(z_neg, xp.maximum(-(m + s * z_neg), 0), dz_neg * _gaussian(z_neg)),
@@ -149,7 +167,11 @@ def _sides(m: Any, v: Any, rule: Rule) -> tuple[_Side, _Side]:
 def _low_quadrature(m: Any, v: Any, rule: Rule) -> tuple[Any, ...]:
     """``E[g₀]``, ``E[g₁]`` and ``E[g₂]`` under ``f ~ N(m, v)``, for m and v of shape ``[B]``."""
     neg, pos = _sides(m, v + VARIANCE_FLOOR, rule)
-    values = zip(negative_low(neg.x), positive_low(pos.x), strict=True)
+    # One polynomial for both sides: of few marginals it is its operations that take time.
+    count = rule.num_nodes * rule.panels
+    excess = excesses((0,), functions_of(m).concatenate([neg.x, pos.x], 0))[0]
+    below, above = negative_low(neg.x, excess[:count]), positive_low(pos.x, excess[count:])
+    values = zip(below, above, strict=True)
     return tuple(neg.integrate(below) + pos.integrate(above) for below, above in values)
 
 
@@ -182,16 +204,19 @@ def _compiled(quadrature: Callable[..., Any], rule: Rule, dtype: tf.DType) -> An
 
 
 def _integrals(quadrature: Callable[..., Any], m: Any, v: Any, rule: Rule) -> Any:
-    """A quadrature of three panels a marginal; on arrays by fewer nodes where a marginal is narrow."""
+    """A quadrature of three panels a marginal; on arrays by fewer nodes where a marginal is not wide."""
     if not is_array(m):
         return _compiled(quadrature, rule, m.dtype)(m, v)
     is_low = quadrature is _low_quadrature
     narrow = functools.partial(narrow_low if is_low else narrow_high, degree=rule.degree)
-    wide = functools.partial(quadrature, rule=rule)
-    is_narrow = class_of(v) < len(NARROW)
+    ways = [(narrow, NARROW[-1].variance, NARROW[-1].high)]
+    if rule.moderate is not None:
+        ways.append((functools.partial(quadrature, rule=rule.moderate), MODERATE, rule.num_nodes))
+    ways.append((functools.partial(quadrature, rule=rule), np.inf, 3 * rule.num_nodes))
+    kinds = np.searchsorted([variance for _, variance, _ in ways[:-1]], v)
     found = tuple(np.empty_like(m) for _ in range(3 if is_low else 2))
-    for of, rows in ((narrow, np.flatnonzero(is_narrow)), (wide, np.flatnonzero(~is_narrow))):
-        num_nodes = NARROW[-1].high if of is narrow else 3 * rule.num_nodes
+    for kind, (of, _, num_nodes) in enumerate(ways):
+        rows = np.flatnonzero(kinds == kind)
         # Some marginals at a time, whose nodes stay in a core's cache.
         size = max(1, tuning.QUADRATURE_ELEMENTS // num_nodes)
         for some in (rows[i : i + size] for i in range(0, len(rows), size)):

@@ -65,10 +65,19 @@ def host_arithmetic(num_rows: int) -> Iterator[None]:
         yield
 
 
+@functools.cache
+def _has_one() -> bool:
+    """Whether BLAS was started with one thread, as in a worker of joblib's: there is nothing to limit, and
+    the libraries need not be looked for, which takes as long as a small fit."""
+    general = os.environ.get("OMP_NUM_THREADS")
+    names = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
+    return all(os.environ.get(name, general) == "1" for name in names)
+
+
 @contextlib.contextmanager
 def blas_threads_for(elements: int) -> Iterator[None]:
     """As many threads as matrices of so many elements are worth."""
-    if elements > tuning.THREADED_ELEMENTS:
+    if elements > tuning.THREADED_ELEMENTS or _has_one():
         yield
         return
     with one_blas_thread():

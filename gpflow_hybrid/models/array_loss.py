@@ -6,7 +6,7 @@ of two hundred rows takes in arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import gpflow
@@ -25,6 +25,7 @@ from ..inference.options import TRAINING
 from ..inference.remarks import Remarks
 from ..inference.servers import answers_on_arrays, run_on_arrays
 from ..likelihoods.concavity import is_log_concave
+from ..likelihoods.densities import values_of
 from ..likelihoods.on_arrays import Observations
 from ..linalg import Marginals, uses_lapack
 from ..linalg.threads import blas_threads_for_rows, host_arithmetic
@@ -58,10 +59,11 @@ def array_loss(model: Any, parts: LossParts) -> ArrayLoss | None:
         return None
     if not uses_lapack(exportable=False) or not is_taken_apart(model.likelihood):
         return None
-    parameters = [p for part in (*kernels, mean, model.likelihood) for p in parameters_of(part)]
-    if any(transform_of(p) is None for p in parameters):
+    found = [parameters_of(part) for part in (*kernels, mean, model.likelihood)]
+    parameters = Parameters([p for part in found for p in part], found[-2], found[-1])
+    if any(transform_of(p) is None for p in parameters.everything):
         return None
-    own = {id(p.unconstrained_variable) for p in parameters}
+    own = {id(p.unconstrained_variable) for p in parameters.everything}
     variables = tuple(model.trainable_variables)
     if any(id(v) not in own for v in variables):
         return None
@@ -69,7 +71,23 @@ def array_loss(model: Any, parts: LossParts) -> ArrayLoss | None:
     answers = answers_on_arrays(questions_of(parts.method, collapsing), model.likelihood)
     if answers is None:
         return None
-    return ArrayLoss(model, variables, parts, collapsing.iterate, answers)
+    return ArrayLoss(model, variables, parameters, parts, collapsing.iterate, answers)
+
+
+class Parameters(NamedTuple):
+    """That a loss depends on: all, and those of a constant mean and of the likelihood."""
+
+    everything: Sequence[Any]
+    of_mean: Sequence[Any]
+    of_likelihood: Sequence[Any]
+
+
+class Arrival(NamedTuple):
+    """What is known of a model where its loss was evaluated last."""
+
+    residual: float
+    quadrature_error: float
+    log_prior: float
 
 
 class ArrayLoss:
@@ -80,25 +98,26 @@ class ArrayLoss:
         self,
         model: Any,
         variables: tuple[tf.Variable, ...],
+        parameters: Parameters,
         parts: LossParts,
         iterate: Any,
         answers: Any,
     ) -> None:
         self._model, self._parts, self._iterate, self._answers = model, parts, iterate, answers
         self._X, self._Y = (np.asarray(d) for d in model.data)
-        kernels, mean = latent_kernels(model.kernel), model.mean_function
-        self._own = parameters_of(model.likelihood)
-        self._constants = parameters_of(mean)  # of a constant mean, one
-        everything = [p for part in (*kernels, mean, model.likelihood) for p in parameters_of(part)]
+        everything, self._constants, self._own = parameters
+        error = parts.method.quadrature_error
+        self._error = None if error is None else answers_on_arrays([error], model.likelihood)
         self._variables = variables
         self._parameters = ParametersInARow(everything, self._variables)
         with blas_threads_for_rows(len(self._X)):
-            self._matrices = [StationaryMatrix(k, self._X) for k in kernels]
+            self._matrices = [StationaryMatrix(k, self._X) for k in latent_kernels(model.kernel)]
         self._positive = [id(p) for p in everything if transform_of(p) is not identity]
         self.sites = SiteValues(*(x.numpy() for x in model.sites.values))
         """λ*, as arrays, where the loss was last evaluated."""
         self.marginals: Marginals | None = None
         """Those of q there; None if there was no value."""
+        self._last: tuple[Array, float, float] | None = None  # x, residual, log p(θ)
         with_prior = {id(p): p for p in everything if p.trainable and p.prior is not None}
         self._log_prior = _log_prior_on_arrays(with_prior.values(), variables)
         self._reads_variables = not is_log_concave(model.likelihood)
@@ -117,7 +136,7 @@ class ArrayLoss:
         return self._at(x, False)[0]
 
     def _at(self, x: Array, with_gradient: bool) -> tuple[float, Array]:
-        self.marginals = None
+        self.marginals = self._last = None
         with np.errstate(all="ignore"):
             values = self._parameters.values(x)
         if not self._are_proper(values):
@@ -131,9 +150,9 @@ class ArrayLoss:
         start = self.sites if self._is_unique else self._first_sites()
         with host_arithmetic(len(self._X)):
             value, gradient = self._evaluate(values, start, with_gradient)
-        if self._log_prior is None:
-            return value, gradient
-        log_p, slope = self._log_prior(x)
+        log_p, slope = (0.0, 0.0) if self._log_prior is None else self._log_prior(x)
+        if self.marginals is not None:
+            self._last = (np.array(x), self._residual, float(log_p))
         return value - float(log_p), gradient - np.asarray(slope)
 
     def _evaluate(
@@ -179,11 +198,28 @@ class ArrayLoss:
 
     def _arrived(self, found: Collapse) -> float:
         self.sites, self.marginals, self._begun = found.solution.sites, found.q, True
+        self._residual = float(found.solution.residual)
         return -float(found.value)
 
     def leave_sites(self) -> None:
         """Let the model's own inference start from the sites found last."""
         self._model.sites.assign(SiteValues(*(tf.constant(s) for s in self.sites)))
+
+    def arrive(self) -> Arrival | None:
+        """Leave λ* to the model as inferred for where it is, and say what is known there, without another
+        E-step; None where the loss was evaluated last elsewhere, and of likelihoods whose quadrature is
+        not judged on arrays."""
+        if self._last is None or self._error is None or self.marginals is None:
+            return None
+        x, residual, log_prior = self._last
+        if not np.array_equal(x, np.concatenate([np.ravel(v) for v in self._variables])):
+            return None
+        self._model.restore_sites(SiteValues(*(tf.constant(s) for s in self.sites)))
+        data = Observations(self._X, self._Y, values_of(self._model.likelihood))
+        (judge,) = self._error.values()
+        with host_arithmetic(len(self._X)):
+            error = judge(data, self.marginals.mean, self.marginals.variance, *self.sites).size
+        return Arrival(residual, float(error), log_prior)
 
     def _are_proper(self, values: dict[int, tuple[Array, Array]]) -> bool:
         finite = all(np.isfinite(value).all() for value, _ in values.values())

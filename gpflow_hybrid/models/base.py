@@ -30,6 +30,7 @@ from ..validation import (
     check_mean_function,
     check_parts,
     count_latent_gps,
+    count_rows,
     prepare_data,
     require_finite,
 )
@@ -66,7 +67,7 @@ class SiteModel(PredictiveModel, InternalDataTrainingLossMixin):
         self.data = data
         X, _ = data
         self._check_size(X)
-        self.sites = Sites(tf.shape(X)[0], X.shape[0], num_latent_gps)
+        self.sites = Sites(count_rows(X), X.shape[0], num_latent_gps)
         self.sites.follow(self, "_site_values")
         self._kernel_matrix = KernelMatrix(X)
 
@@ -87,7 +88,7 @@ class SiteModel(PredictiveModel, InternalDataTrainingLossMixin):
 
     def _check_size(self, X: TensorType) -> None:
         num_kernels = len(latent_kernels(self.kernel))
-        check_dense_model(int(tf.shape(X)[0]), self.num_latent_gps, num_kernels, X.dtype.size)
+        check_dense_model(count_rows(X), self.num_latent_gps, num_kernels, X.dtype.size)
 
     def update_data(self, data: RegressionData) -> None:
         """Replace the data of a model made with ``tf.Variable`` data; the sites return to zero."""
@@ -104,7 +105,7 @@ class SiteModel(PredictiveModel, InternalDataTrainingLossMixin):
                     f"{name} must have {columns} column(s) as before; found {value.shape[1]}. "
                     "Build a new model for other columns."
                 )
-            found = int(tf.shape(value)[0])
+            found = count_rows(value)
             if rows not in (None, found):
                 raise InvalidDataError(
                     f"{name} must have {rows} rows, the fixed number of its tf.Variable; found "

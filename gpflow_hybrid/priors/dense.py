@@ -202,8 +202,9 @@ class DenseCovariance:
         symm = get_blas_funcs("symm", (Sigma,))
         M: Array = symm(1.0, Sigma.T, (Sigma2 * mv).T, lower=0)  # (Σ∘Σ E_mv)ᵀ = E_mv (Σ∘Σ)
         M *= -(2.0 / c) * vm[:, None]
-        for rows in row_blocks(len(M)):
-            M[rows] -= 2.0 * vv[rows, None] * Sigma2[rows]
+        # Fortran's order, as M has: columns of a symmetric matrix are its rows.
+        for columns in row_blocks(len(M)):
+            M[:, columns] -= 2.0 * vv[:, None] * Sigma2[columns].T
         # An exactly singular matrix is moved off by a rounding error.
         largest = max(M.max(), -M.min())
         M[np.diag_indices(len(M))] += c + np.finfo(M.dtype).eps * largest

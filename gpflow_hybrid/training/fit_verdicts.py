@@ -7,8 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+from gpflow.mean_functions import Zero
 from gpflow.models import GPModel
 
+from ..array_parameters import value_of
+from ..covariances import latent_kernels, variance
 from ..inference.options import INDUCING, REPORT, TRAINING
 from ..inference.questions import ratios
 from ..inference.servers import answers_on_arrays
@@ -17,7 +20,9 @@ from ..likelihoods.on_arrays import Observations
 from ..likelihoods.ratios import log_expected_ratio
 from ..linalg.threads import host_arithmetic
 from ..models import CollapsedModel, CVIModel, SparseCVIModel
+from ..models.array_loss import Arrival
 from ..objectives import power_of
+from ..priors.stationary import is_stationary
 from .constants import evidence_of_constant
 from .starts import is_noise_around_f
 
@@ -54,11 +59,19 @@ class Ending(NamedTuple):
 
 
 def assessment_of(
-    model: GPModel, data: Any, loss: float, arrays: Callable[[], tuple[Any, Any]]
+    model: GPModel,
+    data: Any,
+    loss: float,
+    arrays: Callable[[], tuple[Any, Any]],
+    arrival: Arrival | None = None,
 ) -> Assessment:
-    """Look at a model where it was left; sites are brought to its hyperparameters."""
-    value = -loss - float(model.log_prior_density())
-    found = _assessment(model, data, value, arrays)
+    """Look at a model where it was left; sites are brought to its hyperparameters.
+
+    :param arrival: what is known there, of a model whose sites were brought there.
+    """
+    log_prior = float(model.log_prior_density()) if arrival is None else arrival.log_prior
+    value = -loss - log_prior
+    found = _assessment(model, data, value, arrays, arrival)
     if not is_noise_around_f(model.likelihood):
         return found
     X, Y = arrays()
@@ -74,10 +87,14 @@ def _num_rows(model: Any, data: Any, X: Any) -> int:
 
 
 def _assessment(
-    model: GPModel, data: Any, value: float, arrays: Callable[[], tuple[Any, Any]]
+    model: GPModel,
+    data: Any,
+    value: float,
+    arrays: Callable[[], tuple[Any, Any]],
+    arrival: Arrival | None,
 ) -> Assessment:
     if isinstance(model, CollapsedModel):
-        report = model.refresh()
+        report = model.refresh() if arrival is None else arrival
         # Σ log E_q[p/t] + log Z is exact for independent data, whatever the sites: no matrix is needed.
         is_ep_like = type(model) is CVIModel and power_of(model.objective) == 1.0
         if is_ep_like:
@@ -101,19 +118,32 @@ def _independent(model: GPModel, X: Any, Y: Any, num_rows: int) -> float:
     rows = np.linspace(0, len(X) - 1, min(len(X), MAX_ROWS)).astype(int)
     host = answers_on_arrays([WHOLE_RATIOS], model.likelihood)
     inputs, observed = tf.convert_to_tensor(X[rows]), tf.convert_to_tensor(Y[rows])
-    variance = model.kernel(inputs, full_cov=False)
-    if variance.shape.rank == 1:
-        variance = tf.repeat(variance[:, None], model.num_latent_gps, 1)
-    mean = model.mean_function(inputs) + tf.zeros_like(variance)
-    nothing = tf.zeros_like(mean)
+    mean, prior_variance = _prior_marginals(model, inputs)
+    nothing = np.zeros_like(mean)
     if host is not None:
         data = Observations(X[rows], Y[rows], values_of(model.likelihood))
-        arrays = (x.numpy() for x in (mean, variance, nothing, nothing))
         with host_arithmetic(0):
-            return num_rows / len(rows) * float(host[WHOLE_RATIOS](data, *arrays).value)
-    at = (inputs, mean, variance, observed, nothing, nothing)
-    densities = log_expected_ratio(model.likelihood, *at, 1.0)
+            found = host[WHOLE_RATIOS](data, mean, prior_variance, nothing, nothing)
+        return num_rows / len(rows) * float(found.value)
+    m, v, zero = (tf.convert_to_tensor(x) for x in (mean, prior_variance, nothing))
+    densities = log_expected_ratio(model.likelihood, inputs, m, v, observed, zero, zero, 1.0)
     return num_rows * float(tf.reduce_mean(densities))
+
+
+def _prior_marginals(model: GPModel, inputs: tf.Tensor) -> tuple[Any, Any]:
+    """``μ₀ₙ`` and ``kₙₙ`` as arrays ``[N, L]``, without TensorFlow where the kernels are known so."""
+    own = isinstance(model, (CollapsedModel, SparseCVIModel))
+    kernels = latent_kernels(model.kernel) if own else (model.kernel,)
+    if type(model.mean_function) is Zero and all(is_stationary(k) for k in kernels):
+        mean = np.zeros((len(inputs), model.num_latent_gps), inputs.dtype.as_numpy_dtype)
+        return mean, mean + [value_of(k.variance) for k in kernels]
+    found = variance(model.kernel, inputs) if own else model.kernel(inputs, full_cov=False)
+    if found.shape.rank == 1:
+        found = found[:, None]
+    if found.shape[1] == 1:  # shared by the latents
+        found = tf.repeat(found, model.num_latent_gps, 1)
+    mean = model.mean_function(inputs) + tf.zeros_like(found)
+    return mean.numpy(), found.numpy()
 
 
 def verdict_on(ending: Ending, found: Assessment) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from gpflow.models import GPModel
 from gpflow.models.training_mixins import ExternalDataTrainingLossMixin
 
 from .. import interrupts
+from ..array_parameters import value_of
 from ..display import progress_bar
 from ..errors import InvalidDataError
 from ..likelihoods.refinement import refined
@@ -112,9 +113,9 @@ def fit(
     closure, arrays = loss_of_all(model, rows)
     if start == "data":
         start_from_data(model, *arrays())
-    if not model.trainable_variables:
-        return _without_training(model, rows, closure, arrays, began)
     task = Minimisation(model, closure, max_iterations, tolerance, rows, log_scale, callback)
+    if not task.variables:
+        return _without_training(model, rows, closure, arrays, began)
     starts = _all_starts(model, task, num_starts, np.random.default_rng(seed))
     if client is None:
         given = (rows, first_rows, seed)
@@ -126,8 +127,8 @@ def fit(
         if failures:
             raise failures[0]
         raise KeyboardInterrupt
-    task.move_to(task.best.x)
-    found = assessment_of(model, rows, task.best.loss, arrays)
+    arrival = task.arrive(task.best.x)
+    found = assessment_of(model, rows, task.best.loss, arrays, arrival)
     remark = ""
     with interrupts.deferred(), progress_bar(progress, total=max_iterations, unit="it") as bar:
         while found.quadrature_error > found.tolerated_error and not interrupted:
@@ -142,8 +143,8 @@ def fit(
             except KeyboardInterrupt:
                 interrupted = True
             interrupted = interrupted or task.stopped
-            task.move_to(task.best.x)
-            found = assessment_of(model, rows, task.best.loss, arrays)
+            arrival = task.arrive(task.best.x)
+            found = assessment_of(model, rows, task.best.loss, arrays, arrival)
     ending = Ending(
         task.best.loss,
         float(np.max(np.abs(task.best.gradient))),
@@ -288,7 +289,7 @@ def _result(
         gain=found.gain,
         residual=found.residual,
         quadrature_error=found.quadrature_error,
-        hyperparameters={path: p.numpy() for path, p in task.trained.items()},
+        hyperparameters={path: value_of(p) for path, p in task.trained.items()},
         num_iterations=task.num_iterations,
         num_evaluations=task.num_evaluations,
         seconds=time.perf_counter() - began,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import gpflow
@@ -11,15 +11,14 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 from gpflow.models import GPModel
-from gpflow.utilities import parameter_dict
 
 from .. import interrupts
 from ..errors import InvalidPosteriorError, NonFiniteError
 from ..models import CollapsedModel, SparseCVIModel
-from ..models.array_loss import ArrayLoss
+from ..models.array_loss import ArrayLoss, Arrival
 from ..rows import DataRows
 from .curvatures import inverse_curvature, units_of
-from .optimiser_coordinates import Coordinates, positive_entries
+from .optimiser_coordinates import Coordinates, positive_entries, trained_parameters
 
 Array = npt.NDArray[np.float64]
 
@@ -177,6 +176,11 @@ class Minimisation:
         if self._optimizer.loss is not None:
             self._optimizer.loss.leave_sites()
 
+    def arrive(self, x: Array) -> Arrival | None:
+        """Move there; what is known without another E-step."""
+        self.move_to(x)
+        return None if self._optimizer.loss is None else self._optimizer.loss.arrive()
+
     def run(self, bar: Any) -> FitEnd:
         """To the end of one start, begun again on a slope as long as that helps."""
         left, before = self.max_iterations, np.inf
@@ -279,16 +283,6 @@ def loss_closure(model: Any, data: Any) -> Callable[[], Any]:
         return model.training_loss_closure(data, compile=False)
     closure: Callable[[], Any] = model.training_loss_closure(data)
     return closure
-
-
-def trained_parameters(model: GPModel, variables: Iterable[tf.Variable]) -> dict[str, Any]:
-    """Parameters of these variables, by GPflow's path."""
-    trained = {id(v) for v in variables}
-    return {
-        path: parameter
-        for path, parameter in parameter_dict(model).items()
-        if id(getattr(parameter, "unconstrained_variable", parameter)) in trained
-    }
 
 
 def _num_rows(model: Any, data: Any) -> int:

@@ -10,6 +10,8 @@ import numpy.typing as npt
 import tensorflow as tf
 import tensorflow_probability as tfp
 from gpflow.base import Parameter
+from gpflow.models import GPModel
+from gpflow.utilities import parameter_dict
 
 Array = npt.NDArray[np.float64]
 
@@ -90,6 +92,16 @@ class Coordinates:
             value = np.exp(t)
             slope = np.where(value > NEARLY_EXPONENTIAL, value / -np.expm1(-value), 1.0)
         return np.where(self._logarithmic, slope, 1.0)
+
+
+def trained_parameters(model: GPModel, variables: Iterable[tf.Variable]) -> dict[str, Any]:
+    """Parameters of these variables, by GPflow's path."""
+    trained = {id(v) for v in variables}
+    return {
+        path: parameter
+        for path, parameter in parameter_dict(model).items()
+        if id(getattr(parameter, "unconstrained_variable", parameter)) in trained
+    }
 
 
 def positive_entries(parameters: Iterable[Any], variables: Sequence[tf.Variable]) -> Array:

@@ -47,7 +47,37 @@ class Controller:
 def controller(monkeypatch: pytest.MonkeyPatch) -> Controller:
     found = Controller()
     monkeypatch.setattr(threads, "_controller", lambda: found)
+    monkeypatch.setattr(threads, "_has_one", lambda: False)  # whatever the tests were started with
     return found
+
+
+def test_blas_that_was_started_with_one_thread_is_not_limited(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "_has_one", lambda: True)
+    with threads.blas_threads_for_rows(10):
+        assert controller.inside == 0
+    assert controller.count == 0
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, False),
+        ({"OMP_NUM_THREADS": "1"}, True),
+        ({"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "2"}, False),
+        ({"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "1"}, False),
+        ({"OPENBLAS_NUM_THREADS": "1"}, False),  # another library may have more
+    ],
+)
+def test_with_how_many_threads_blas_was_started(
+    variables: dict[str, str], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OMP", "OPENBLAS", "MKL", "BLIS"):
+        monkeypatch.delenv(f"{name}_NUM_THREADS", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert threads._has_one.__wrapped__() is expected
 
 
 def test_two_threads_are_left_where_they_pay(controller: Controller) -> None:

@@ -14,7 +14,7 @@ from gpflow.utilities import set_trainable
 import gpflow_hybrid as gh
 from gpflow_hybrid.array_parameters import transform_of
 from gpflow_hybrid.priors.stationary import StationaryMatrix, is_stationary, matrices
-from gpflow_hybrid.training import curvatures
+from gpflow_hybrid.training import curvatures, fit_verdicts
 from gpflow_hybrid.training.curvatures import units_of
 from gpflow_hybrid.training.optimiser_coordinates import Coordinates
 
@@ -153,6 +153,56 @@ def test_the_loss_and_its_gradient_are_the_models(name: str) -> None:
         np.testing.assert_allclose(found, gradient, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_known_where_a_loss_was_evaluated_last(name: str) -> None:
+    """Sites and quality of the E-step are those of another one."""
+    model = MODELS[name]()
+    loss = model.loss_on_arrays()
+    assert loss is not None
+    assert loss.arrive() is None  # nothing has been evaluated
+    scipy = gpflow.optimizers.Scipy
+    x = scipy.pack_tensors(model.trainable_variables).numpy()
+    loss(x + 0.1)
+    scipy.assign_tensors(
+        model.trainable_variables, scipy.unpack_tensors(model.trainable_variables, tf.constant(x))
+    )
+    assert loss.arrive() is None  # the model is elsewhere
+    loss(x)
+    found, sites = loss.arrive(), [s.numpy() for s in model.sites.values]
+    report = model.refresh()
+    assert found is not None
+    assert found.residual < 1e-7
+    assert found.log_prior == pytest.approx(float(model.log_prior_density()), abs=1e-12)
+    assert found.quadrature_error == pytest.approx(report.quadrature_error, rel=1e-4, abs=1e-10)
+    for x, y in zip(sites, model.sites.values, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-7)
+
+
+def test_the_end_of_a_fit_needs_no_further_e_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = MODELS["probit"]()
+    monkeypatch.setattr(gh.CVIModel, "refresh", None)
+    result = gh.fit(model, start="data", log_scale=True)
+    assert result.status in ("converged", "no_better_than_prior")
+    monkeypatch.undo()
+    assert bool(model.sites.is_inferred())
+    before = model.predict_f(X)
+    assert model.refresh().num_steps == 0
+    for x, y in zip(before, model.predict_f(X), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-9)
+    for path, parameter in gpflow.utilities.parameter_dict(model).items():
+        if path in result.hyperparameters:
+            np.testing.assert_allclose(result.hyperparameters[path], parameter, rtol=1e-14)
+
+
+@pytest.mark.parametrize("mean", [None, gpflow.functions.Constant([0.4])])
+def test_prior_marginals_are_those_of_the_kernels(mean: Any) -> None:
+    kernel = K.SeparateIndependent([K.Matern52(2.0), K.RBF(0.5)])
+    model = gh.CVIModel((X, REAL), kernel, MODELS["heteroskedastic"]().likelihood, mean)
+    found_mean, variance = fit_verdicts._prior_marginals(model, tf.constant(X))
+    np.testing.assert_allclose(variance, np.tile([2.0, 0.5], (30, 1)), rtol=1e-12)
+    np.testing.assert_allclose(found_mean, np.full((30, 2), 0.0 if mean is None else 0.4))
+
+
 def test_what_is_held_is_no_coordinate() -> None:
     model = MODELS["probit"]()
     set_trainable(model.kernel.variance, False)
@@ -274,7 +324,7 @@ def test_the_first_step_is_not_far() -> None:
             seen.append((np.log(np.logaddexp(0.0, x)), gradient))
             return value, gradient
 
-        evaluate.leave_sites = loss.leave_sites
+        evaluate.leave_sites, evaluate.arrive = loss.leave_sites, loss.arrive
         return evaluate
 
     model.loss_on_arrays = watched

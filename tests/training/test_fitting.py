@@ -343,3 +343,24 @@ def test_a_start_from_the_data() -> None:
     np.testing.assert_allclose(kernel.kernels[1].variance, 3.0)  # not trainable
     np.testing.assert_allclose(kernel.kernels[0].lengthscales, starts.lengthscales(X[:, :2], 1))
     np.testing.assert_allclose(kernel.kernels[1].lengthscales, starts.lengthscales(X[:, 1:2], 0))
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        lambda k: k.SeparateIndependent([k.Matern52(), k.RationalQuadratic()]),
+        lambda k: k.SharedIndependent(k.RationalQuadratic(), 2),
+        lambda k: k.SharedIndependent(k.RBF(), 2),
+    ],
+)
+def test_a_kernel_for_each_latent(kernel: Any) -> None:
+    """The gain over independent data is that of the model, with or without a graph."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(30, 1))
+    Y = np.sin(3.0 * X) + 0.1 * rng.normal(size=X.shape)
+    likelihood = gpflow.likelihoods.HeteroskedasticTFPConditional()
+    model = gh.CVIModel((X, Y), kernel(gpflow.kernels), likelihood)
+    result = gh.fit(model, max_iterations=3)
+    expected = -result.loss - model.objective_of_independent_data()
+    # Quadratures of two latents at different q, wide ones: a tenth of what a gain is judged by.
+    assert result.gain == pytest.approx(expected, abs=0.1)
