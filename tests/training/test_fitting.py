@@ -16,6 +16,7 @@ from gpflow.utilities import set_trainable
 
 import gpflow_hybrid as gh
 from gpflow_hybrid.training import fitting, starts
+from gpflow_hybrid.training.fit_verdicts import Assessment, Ending, verdict_on
 
 PROBIT = gh.likelihoods.ProbitBernoulli()
 
@@ -343,3 +344,11 @@ def test_a_start_from_the_data() -> None:
     np.testing.assert_allclose(kernel.kernels[1].variance, 3.0)  # not trainable
     np.testing.assert_allclose(kernel.kernels[0].lengthscales, starts.lengthscales(X[:, :2], 1))
     np.testing.assert_allclose(kernel.kernels[1].lengthscales, starts.lengthscales(X[:, 1:2], 0))
+
+
+def test_an_e_step_that_did_not_converge_is_no_fit() -> None:
+    flat = Ending(10.0, 1e-6, 1e-2, False, False, "")
+    assert verdict_on(flat, Assessment(50.0, residual=1e-9))[0] == "converged"
+    status, message = verdict_on(flat, Assessment(50.0, residual=0.1))
+    assert status == "inaccurate"
+    assert "the E-step did not converge, its residual is 1.0e-01" in message
