@@ -12,6 +12,7 @@ from gpflow.base import AnyNDArray
 from gpflow.likelihoods import Likelihood
 
 from gpflow_hybrid import CVIModel, InvalidDataError, InvalidPosteriorError
+from gpflow_hybrid.inputs import inputs_of
 from gpflow_hybrid.likelihoods import ProbitBernoulli
 
 N = 6
@@ -599,3 +600,8 @@ def test_a_step_out_of_the_cone_is_refused_and_leaves_the_sites() -> None:
         steps()
     np.testing.assert_array_equal(lambdas(model), seen[-1])
     assert np.isfinite(model.elbo())
+
+
+def test_lists_have_the_floats_that_gpflow_computes_in() -> None:
+    gpflow.config.set_default_float(np.float32)
+    assert inputs_of([[0.5, 1.0]]).dtype == np.float32

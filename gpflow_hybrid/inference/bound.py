@@ -83,10 +83,9 @@ def _cancelled(
         + np.sum(np.abs(lambda_1 * q.mean))
         + np.sum(np.abs(log_t))
     )
-    # A wide prior: m = μ₀ + Kβ with β = λ₁ − λ₂m is a difference of much larger numbers, and log Z feels
-    # its error in units of β.
-    beta = lambda_1 - lambda_2 * q.mean
-    in_mean = np.sum(np.abs(beta)) ** 2 * prior.largest_variance
+    # A wide prior: m = μ₀ + Kβ with β = λ₁ − λ₂m is a difference of much larger numbers.
+    r, beta = lambda_1 - lambda_2 * prior.mean, lambda_1 - lambda_2 * q.mean
+    in_mean = np.sum(np.abs(r)) * np.sum(np.abs(beta)) * prior.largest_variance
     return float(NEWTON.rounding_errors * terms + NEWTON.mean_errors * in_mean)
 
 

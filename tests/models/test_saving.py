@@ -154,3 +154,15 @@ def test_sites_do_not_keep_their_model_alive(cls: Any) -> None:
     gc.collect()
     assert gone() is None
     assert np.all(np.isfinite(sites.lambda_1))
+
+
+def test_hyperparameters_alone_go_to_a_model_of_other_data() -> None:
+    """As the page on troubleshooting says."""
+    model = stepped(gh.CVIModel)
+    values = read_values(model)
+    other = gh.CVIModel((X[:15], Y[:15]), gpflow.kernels.Matern52(), PROBIT)
+    with pytest.raises(ValueError, match="Shape mismatch"):
+        multiple_assign(other, values)
+    multiple_assign(other, {path: x for path, x in values.items() if ".sites." not in path})
+    assert other.infer().converged
+    np.testing.assert_array_equal(other.kernel.lengthscales, model.kernel.lengthscales)

@@ -16,6 +16,7 @@ from gpflow.utilities import set_trainable
 
 import gpflow_hybrid as gh
 from gpflow_hybrid.training import fitting, starts
+from gpflow_hybrid.training.fit_verdicts import Assessment, Ending, verdict_on
 
 PROBIT = gh.likelihoods.ProbitBernoulli()
 
@@ -364,3 +365,11 @@ def test_a_kernel_for_each_latent(kernel: Any) -> None:
     expected = -result.loss - model.objective_of_independent_data()
     # Quadratures of two latents at different q, wide ones: a tenth of what a gain is judged by.
     assert result.gain == pytest.approx(expected, abs=0.1)
+
+
+def test_an_e_step_that_did_not_converge_is_no_fit() -> None:
+    flat = Ending(10.0, 1e-6, 1e-2, False, False, "")
+    assert verdict_on(flat, Assessment(50.0, residual=1e-9))[0] == "converged"
+    status, message = verdict_on(flat, Assessment(50.0, residual=0.1))
+    assert status == "inaccurate"
+    assert "the E-step did not converge, its residual is 1.0e-01" in message
