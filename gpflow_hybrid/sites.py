@@ -195,9 +195,8 @@ class Sites(Module):
 
     def is_stale(self, hyperparameters: tf.Tensor) -> Any:
         """Whether λ was inferred for other hyperparameters, and has not been touched since."""
-        if (
-            tf.executing_eagerly()
-        ):  # by NumPy: TensorFlow takes milliseconds for the first of a kind
+        # By NumPy where it can be: TensorFlow takes milliseconds for the first operation of a kind.
+        if tf.executing_eagerly():
             is_same = np.array_equal(self._inferred_for, hyperparameters)
             is_untouched = np.array_equal(self._inferred, _in_a_row(self.values))
             return np.bool_(self.is_inferred() and is_untouched and not is_same)
